@@ -18,7 +18,8 @@ from vil.optim.build import build_optimization, build_schedule
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 EXPERIMENTS = [path for path in FILES if not {"_base_", "_presets_"} & {*path.parts}]
-CLASSIFIERS = [path for path in EXPERIMENTS if path.parent.name not in ("coco", "scenes")]
+DETECTORS = [p for p in EXPERIMENTS if re.search("rcnn|retinanet", p.stem)]
+CLASSIFIERS = [path for path in EXPERIMENTS if path not in DETECTORS]
 FINETUNED = [path for path in EXPERIMENTS if "_384" in path.stem]
 ATTENTIONS = [path for path in EXPERIMENTS if path.parent.name == "attention"]
 # The number of first stages that have the attention of the file's name, where it is not all four.

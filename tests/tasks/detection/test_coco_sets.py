@@ -221,8 +221,8 @@ def test_missing_files_are_named(tmp_path):
         picture.unlink()
     every = "0.png, 1.png, 2.png, 3.png, 4.png and 2 more"
     assert refusal(folder, file, "val") == f"images of {file} are missing from {folder}: {every}"
-    with pytest.raises(ValueError, match="unknown split 'test'"):
-        CocoDataset(folder, file, "test")
+    with pytest.raises(ValueError, match="unknown split 'tests'"):
+        CocoDataset(folder, file, "tests")
 
 
 def test_a_broken_image_is_distinguished_from_other_errors(tmp_path):

@@ -29,7 +29,7 @@ from vil.tasks.base import OpenData, Task
 from vil.tasks.detection.cost import detector_cost
 from vil.tasks.detection.data import datasets
 from vil.tasks.detection.data.batch import DetectionBatch
-from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
+from vil.tasks.detection.data.datasets import CocoDataset, ImageLabels, build_detection_set
 from vil.tasks.detection.data.summary import summarize_boxes
 from vil.tasks.detection.data.transforms import train_transform
 from vil.tasks.detection.detections import from_target
@@ -38,6 +38,7 @@ from vil.tasks.detection.models.fpn import strip_head
 from vil.tasks.detection.models.weights import load_detector
 from vil.tasks.detection.task import DetectionTask
 from vil.tasks.detection.visualize import draw
+from vil.utils.console import printable
 from vil.utils.errors import ConfigError, DataError, as_config_error
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Detection(DetectionTask):
 
     own_arguments = staticmethod(datasets.own_arguments)
     counted = "objects"
+    has_splits = True
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
@@ -117,6 +119,8 @@ class Detection(DetectionTask):
         augmentation = dict(max_size=images.MAX_SIZE, flip=images.FLIP, jitter=tuple(images.JITTER))
         self.build_train_transform = partial(as_config_error(train_transform), **augmentation)
         self.keep_empty, self.group_aspects = images.KEEP_EMPTY, images.GROUP_ASPECTS
+        # {dataset: (all images of its training split, {split: indices})}
+        self._parts: dict[str, tuple[CocoDataset, dict[str, np.ndarray]]] = {}
 
     @as_config_error
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
@@ -145,20 +149,21 @@ class Detection(DetectionTask):
 
         If all datasets are synthetic, their images are rendered into a temporary folder. The
         dataset `scenes` is then reduced to at most one validation image, and at most as many
-        training images as one optimizer step uses.
+        training images as one optimizer step uses, unless its training images are divided.
         """
         settings, task = self.settings, self
-        sets = {*settings.train, *settings.test}
+        sets = {*settings.train, *settings.val, *settings.test}
         rendered, is_reduced = sets <= datasets.SYNTHETIC_SETS, False
         with tempfile.TemporaryDirectory() as folder:
             if rendered:
-                kwargs, is_reduced = dict(settings.kwargs), "scenes" in sets
+                kwargs, is_reduced = dict(settings.kwargs), "scenes" in sets - {*settings.divided}
                 step = settings.batch_size * settings.accumulate
                 limits = (("train", NUM_TRAIN, step), ("val", NUM_VAL, 1))
                 for name, default, most in limits if is_reduced else ():
                     count = kwargs.get(name, default)
                     kwargs[name] = min(count, most) if isinstance(count, int) else count
                 task = copy(self)
+                task._parts = {}
                 task.settings = replace(settings, path=folder, kwargs=kwargs)
             with Task.open_data(task) as data:
                 self.class_names = data.train.classes
@@ -190,10 +195,24 @@ class Detection(DetectionTask):
             raise ConfigError(
                 f"DATA.TRAIN is {sets}, but a detector trains on one set only: merge the sets"
             )
-        return self._open(names[0], "train", self.build_train_transform(sizes=self.train_sizes))
+        transform = self.build_train_transform(sizes=self.train_sizes)
+        dataset = self._open_part(names[0], "train", transform)
+        self.check_num_classes(dataset, names[0])
+        empty = [name for name, count in self.count_classes(dataset).items() if not count]
+        if empty and not self.settings.is_counting:
+            text = "%s: %d of %d categories have no object, such as %s: the model has them too, AP "
+            text += "leaves them out"
+            counts = len(empty), len(dataset.classes)
+            logger.warning(text, dataset.annotations, *counts, printable(empty[0]))
+        return dataset
 
-    def open_test_set(self, name: str) -> CocoDataset:
-        return self._open(name, "val", None)
+    def open_test_set(self, name: str, split: str = "val") -> CocoDataset:
+        dataset = self._open_part(name, split, None)
+        is_unique = len(set(dataset.classes)) == len(dataset.classes)
+        if self.settings.classes != "by_position" and is_unique:
+            add_learned_classes(dataset, self.class_names, name)
+        self.check_num_classes(dataset, name)
+        return dataset
 
     def _check(self, dataset: CocoDataset, name: str, *, match: bool = True) -> None:
         """Also report annotations that do not fit their images.
@@ -207,20 +226,32 @@ class Detection(DetectionTask):
                 raise DataError(f"{dataset.annotations} cannot be used for training: {text}")
             logger.warning(f"{dataset.annotations}: {text}")
 
-    def _open(self, name: str, split: str, transform: Callable | None) -> CocoDataset:
+    def _open_part(self, name: str, split: str, transform: Callable | None) -> CocoDataset:
+        """Open the split "train", "val" or "test" of the dataset `name`, or the part of its
+        training split that takes this place, for example by DATA.VAL_FRACTION."""
+        if split not in self.settings.divided.get(name, ()):
+            return self._open(name, split, transform, keep_empty=self.keep_empty)
+        if name not in self._parts:
+            dataset = self._open(name, "train", None, keep_empty=True)
+            indices = self.settings.split_indices(name, ImageLabels(dataset))
+            self._parts[name] = dataset, indices
+        dataset, indices = self._parts[name]
+        part = dataset.select(indices[split], split, keep_empty=self.keep_empty)
+        part.transform = transform
+        return part
+
+    def _open(
+        self, name: str, split: str, transform: Callable | None, *, keep_empty: bool
+    ) -> CocoDataset:
         settings = self.settings
         if settings.targetmap:
             raise ConfigError("DATA.TARGETMAP is for classifiers: leave it empty for detectors")
         with settings.arguments(name, self.own_arguments(name)) as own:
-            own |= dict(masks="segm" in self.iou_types, keep_empty=self.keep_empty)
+            own |= dict(masks="segm" in self.iou_types, keep_empty=keep_empty)
             dataset = build_detection_set(name, settings.path, split, transform, **own)
         dataset.value_range, dataset.background = settings.value_range, settings.background
         if not self.group_aspects:
             dataset.groups = None
-        is_unique = len(set(dataset.classes)) == len(dataset.classes)
-        if split == "val" and settings.classes != "by_position" and is_unique:
-            add_learned_classes(dataset, self.class_names, name)
-        self.check_num_classes(dataset, name)
         return dataset
 
 

@@ -148,7 +148,7 @@ def load_truth(
     missing area is set to the area of the box, and a missing iscrowd to 0. Annotations get new ids.
     Raises DataError if the file is invalid.
     """
-    tables = coco_json.read_tables(Path(path))
+    tables = coco_json.read_tables(path)
     rows = tables["annotations"]
     boxes = coco_json.parse_boxes([row.get("bbox") for row in rows])
     usable = np.isfinite(boxes).all(axis=1)

@@ -1,4 +1,4 @@
-"""Read an annotation file in COCO's format into arrays, and find the unusable annotations.
+"""Read annotations in COCO's format into arrays, and find the unusable ones.
 
 The format is defined at https://cocodataset.org/#format-data. Images are not opened, because their
 sizes are in the annotation file. Shapes: N images, K categories, M annotations.
@@ -53,14 +53,36 @@ class Fault(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class AnnotationSource:
+    """Annotations in COCO's format: a file, or a part of its images, or a text in memory.
+
+    path: the file; with `text`, the file or folder it was converted from, for messages. text: JSON.
+    image_ids: ids of the images to use; None for all.
+    """
+
+    path: Path
+    text: str | None = None
+    image_ids: frozenset[int] | None = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+def to_source(annotations: str | Path | AnnotationSource) -> AnnotationSource:
+    """Return annotations that may be given by the path of their file as an `AnnotationSource`."""
+    is_source = isinstance(annotations, AnnotationSource)
+    return annotations if is_source else AnnotationSource(Path(annotations))
+
+
+@dataclass(frozen=True, eq=False)
 class Annotations:
-    """The content of an annotation file as arrays: N images, K categories, and M annotations.
+    """Annotations in COCO's format as arrays: N images, K categories, and M annotations.
 
     The arrays include crowd annotations, for which `crowd` is True, and unusable annotations, for
     which `reasons` is not 0.
     """
 
-    path: Path
+    path: Path  # for messages
     image_ids: Array  # (N,) int64
     annotation_ids: list  # (M,) of any JSON values
     names: Array  # (N,) bytes: file names, in one buffer that forked workers share
@@ -104,15 +126,17 @@ def pause_gc() -> Iterator[None]:
 
 
 @pause_gc()
-def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
-    """Read an annotation file in COCO's format, and find the unusable annotations.
+def read_annotations(
+    annotations: str | Path | AnnotationSource, *, masks: bool = False
+) -> Annotations:
+    """Read annotations in COCO's format, and find the unusable ones.
 
-    masks: also read masks. An annotation without a valid segmentation is then unusable. Raises
-    DataError if the file is missing, truncated or not in COCO's format, has no images, or repeats
-    an id.
+    annotations: a file, or an `AnnotationSource`. masks: also read masks. An annotation without a
+    valid segmentation is then unusable. Raises DataError if the file is missing, truncated or not
+    in COCO's format, has no images, or repeats an id.
     """
-    path = Path(path)
-    tables = read_tables(path)
+    source = to_source(annotations)
+    path, tables = source.path, read_tables(source)
     images, categories, rows = (tables[key] for key in REQUIRED)
     if not images:
         raise DataError(f"{path} has no images; {FORMAT}")
@@ -149,15 +173,21 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
     return table
 
 
-def read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the JSON content of an annotation file: {"images": [...], "annotations": [...], ...}.
+def read_tables(
+    annotations: str | Path | AnnotationSource,
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the content of annotations: {"images": [...], "annotations": [...], ...}.
 
-    Raises DataError if the file cannot be read, or if a list or field in REQUIRED is missing or
-    invalid.
+    annotations: a JSON file, or an `AnnotationSource`. Raises DataError if the file cannot be read,
+    or if a list or field in REQUIRED is missing or invalid.
     """
+    source = to_source(annotations)
+    path = source.path
     try:
         # NaN and Infinity are not valid JSON, but Python's json writes them. Read them as None.
-        text = regular_file(path).read_text("utf-8-sig")
+        text = source.text
+        if text is None:
+            text = regular_file(path).read_text("utf-8-sig")
         content = json.loads(text, parse_constant=lambda name: None)
     except FileNotFoundError as error:
         raise DataError(f"there is no annotation file {path}") from error
@@ -172,6 +202,10 @@ def read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
         for i, row in enumerate(rows):
             if fault := find_fault(row, fields):
                 raise DataError(f"{path}: {key}[{i}] {fault}; {FORMAT}")
+    if source.image_ids is not None:
+        used = dict.fromkeys(source.image_ids, True)
+        for key, name in (("images", "id"), ("annotations", "image_id")):
+            content[key] = [row for row in content[key] if find(used, row.get(name), False)]
     return content
 
 

@@ -1,13 +1,16 @@
-"""Datasets in COCO's format: a folder of images, and a JSON file with boxes and masks.
+"""Datasets of images with boxes and masks, whose annotations are in COCO's format, or are converted
+to it (see layouts.py).
 
-Unusable annotations are dropped when the JSON file is read, with one warning. Boxes are clipped
-when an image is read, because its size may differ from that in the JSON file.
+Unusable annotations are dropped when the annotations are read, with one warning. Boxes are clipped
+when an image is read, because its size may differ from that in the annotations.
 """
 
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +21,18 @@ from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as F
 
 from vil.data import keyword_only
+from vil.data.dataset import SPLITS
 from vil.data.image import UnreadableImage, read_image, read_size
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL, find_scenes
 from vil.tasks.detection.data.batch import Target, collate
-from vil.tasks.detection.data.coco_json import Annotations, read_annotations
-from vil.tasks.detection.data.fake import Files, fake_boxes
+from vil.tasks.detection.data.coco_json import (
+    Annotations,
+    AnnotationSource,
+    read_annotations,
+    to_source,
+)
+from vil.tasks.detection.data.fake import fake_boxes
+from vil.tasks.detection.data.layouts import Files, open_layout
 from vil.tasks.detection.data.misfits import Misfit, compare_sizes, find_misfits
 from vil.tasks.detection.data.transforms import clip_boxes
 from vil.utils.errors import DataError
@@ -33,7 +43,6 @@ from vil.utils.safe_files import join_roots, path_below, regular_file, unicode_h
 logger = logging.getLogger(__name__)
 
 Transform = Callable[[Tensor, Target], tuple[Tensor, Target]]
-SPLITS = {"train": 0, "val": 1}  # detection sets have no test split
 SIZES = 256  # images whose size is compared with the annotation file before a run
 
 
@@ -55,7 +64,7 @@ class CocoDataset(Dataset):
     def __init__(
         self,
         images: str | Path,
-        annotations: str | Path,
+        annotations: str | Path | AnnotationSource,
         split: str,
         transform: Transform | None = None,
         *,
@@ -65,15 +74,17 @@ class CocoDataset(Dataset):
     ):
         """Read the annotations and check that the images exist.
 
-        images: folder of the images. annotations: JSON file. split: "train" or "val". masks: also
-        read masks. keep_empty: keep training images without a usable box. roots: additional folders
-        to which symbolic links to images may point.
+        images: folder of the images. annotations: JSON file, or an `AnnotationSource`. split:
+        "train", "val" or "test". masks: also read masks. keep_empty: keep training images without a
+        usable box. roots: additional folders to which symbolic links to images may point.
 
         Raises DataError for an invalid annotation file, for images that are missing or outside of
         the allowed folders, and for a training set without a usable box.
         """
         lookup(SPLITS, split, "split")
-        self.folder, self.annotations = Path(images), Path(annotations)
+        is_source = isinstance(annotations, AnnotationSource)
+        self.annotations = annotations if is_source else Path(annotations)
+        self.folder = Path(images)
         self.split, self.transform = split, transform
         table = read_annotations(annotations, masks=masks)
         self.classes, self.category_ids = table.classes, table.category_ids
@@ -161,6 +172,42 @@ class CocoDataset(Dataset):
         names = [self.sample_name(index) for index in indices.tolist()]
         return [*self.misfits, *compare_sizes(names, self.sizes[indices], sizes)]
 
+    def select(self, indices: np.ndarray, split: str, *, keep_empty: bool = False) -> "CocoDataset":
+        """Return the images at `indices`, in this order, as a dataset.
+
+        split: the split that the images form. keep_empty: see `__init__`. Raises DataError if a
+        training set has no usable box.
+        """
+        counts = self.last - self.first
+        if split == "train" and not keep_empty:
+            indices = indices[counts[indices] > 0]
+        ends = np.cumsum(counts[indices])
+        starts = ends - counts[indices]
+        if split == "train" and not (len(ends) and ends[-1]):
+            raise DataError(f"{self.annotations}: no image of the {split} part has a usable box")
+        rows = np.repeat(self.first[indices] - starts, counts[indices]) + np.arange(ends[-1:].sum())
+        part = copy(self)
+        part.split, part.first, part.last = split, starts, ends
+        for name in ("rows", "boxes", "labels"):
+            setattr(part, name, getattr(self, name)[rows])
+        for name in ("names", "image_ids", "sizes"):
+            setattr(part, name, getattr(self, name)[indices])
+        part.groups = None if self.groups is None else self.groups[indices]
+        source = to_source(self.annotations)
+        part.annotations = replace(source, image_ids=frozenset(part.image_ids.tolist()))
+        if split != "train":
+            part.misfits = ()  # of the whole file: reported with the training images
+        return part
+
+    def count_boxes(self) -> np.ndarray:
+        """Count the boxes of each class in each image. Returns (N, K) int64."""
+        num_classes = len(self.classes)
+        images = np.repeat(np.arange(len(self)), self.last - self.first)
+        flat = np.bincount(
+            images * num_classes + self.labels - 1, minlength=len(self) * num_classes
+        )
+        return flat.reshape(len(self), num_classes)
+
     def reorder_classes(self, names: Sequence[str]) -> None:
         """Renumber the labels so that the classes have the order of `names`.
 
@@ -176,6 +223,21 @@ class CocoDataset(Dataset):
     def sample_name(self, index: int) -> str:
         """Return the path of the image `index`, relative to the image folder."""
         return os.fsdecode(self.names[index])
+
+
+class ImageLabels:
+    """The categories that the images of a dataset show, by which `DataSettings.split_indices`
+    divides the images."""
+
+    target_type = "labels"
+    split_groups = None
+
+    def __init__(self, dataset: CocoDataset):
+        self.targets = dataset.count_boxes() > 0  # (N, K)
+        self.classes, self.content = dataset.classes, dataset.content
+
+    def __len__(self) -> int:
+        return len(self.targets)
 
 
 def missing_images(
@@ -225,7 +287,15 @@ def format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{reason}: {count}" for reason, count in counts.items())
 
 
-# A dataset is a function (root, split, **options) -> (image folder, annotation file).
+# A dataset is a function (root, split, **options) -> (image folder, annotations).
+
+
+def folder(root: str | Path, split: str, *, extra_roots: str | Sequence[str] = ()) -> Files:
+    """Return the image folder and the annotations of a folder in a layout of LAYOUTS.
+
+    extra_roots: see `build_detection_set`.
+    """
+    return open_layout(root, split, extra_roots)
 
 
 def coco(
@@ -263,7 +333,7 @@ def scenes(
     return folder / split, folder / f"annotations/instances_{split}.json"
 
 
-DETECTION_SETS = {"coco": coco, "scenes": scenes, "fake_boxes": fake_boxes}
+DETECTION_SETS = {"folder": folder, "coco": coco, "scenes": scenes, "fake_boxes": fake_boxes}
 SYNTHETIC_SETS = {"scenes", "fake_boxes"}  # datasets that are rendered below root
 
 
@@ -278,7 +348,7 @@ def build_detection_set(
     extra_roots: Sequence[str] = (),
     **own: object,
 ) -> CocoDataset:
-    """Build one split, "train" or "val", of the dataset `name`, a key of DETECTION_SETS.
+    """Build one split, "train", "val" or "test", of the dataset `name`, a key of DETECTION_SETS.
 
     transform, masks, keep_empty: see `CocoDataset`. extra_roots: additional folders to which
     symbolic links in the image folder may point. own: additional arguments of the function
@@ -286,9 +356,11 @@ def build_detection_set(
     """
     locate = lookup(DETECTION_SETS, name, "detection set")
     lookup(SPLITS, split, "split")
-    folder, file = locate(root, split, **own)
+    if "extra_roots" in keyword_only(locate):
+        own["extra_roots"] = extra_roots
+    images, annotations = locate(root, split, **own)
     options = dict(masks=masks, keep_empty=keep_empty, roots=join_roots(root, extra_roots))
-    return CocoDataset(folder, file, split, transform, **options)
+    return CocoDataset(images, annotations, split, transform, **options)
 
 
 def own_arguments(name: str) -> list[str]:
@@ -296,4 +368,5 @@ def own_arguments(name: str) -> list[str]:
 
     These are `extra_roots`, and the keyword arguments of the function DETECTION_SETS[name].
     """
-    return [*keyword_only(lookup(DETECTION_SETS, name, "detection set")), "extra_roots"]
+    own = keyword_only(lookup(DETECTION_SETS, name, "detection set"))
+    return list(dict.fromkeys([*own, "extra_roots"]))

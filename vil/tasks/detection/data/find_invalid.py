@@ -9,8 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from vil.data.image import UnreadableImage, read_size
-from vil.tasks.detection.data.coco_json import REASONS, Annotations, Fault, read_annotations
+from vil.tasks.detection.data.coco_json import (
+    REASONS,
+    Annotations,
+    AnnotationSource,
+    Fault,
+    read_annotations,
+)
 from vil.tasks.detection.data.datasets import missing_images
+from vil.tasks.detection.data.layouts import LAYOUTS, find_layout
 from vil.tasks.detection.data.misfits import Misfit, compare_sizes, find_misfits
 from vil.utils.errors import DataError
 
@@ -52,17 +59,18 @@ class AnnotationCheck(NamedTuple):
         lines += [f"warning: {misfit}" for misfit in self.misfits if misfit.hint]
         return lines or ["no faults"]
 
-    def raise_if_unusable(self) -> None:
+    def raise_if_unusable(self, split: str = "train") -> None:
         """Raise DataError if the dataset cannot be used for training.
 
-        The dataset must have at least one usable box. Of its boxes, and of its images, at most the
-        fraction `misfits.MAX_SHARE` may not fit. No image may be missing. The fraction of
-        unreadable images may be at most MAX_BAD_FRACTION.
+        A training set must have at least one usable box. Of its boxes, and of its images, at most
+        the fraction `misfits.MAX_SHARE` may not fit. In any split, no image may be missing, and the
+        fraction of unreadable images may be at most MAX_BAD_FRACTION.
         """
         table, path = self.table, self.table.path
-        if not (has_box(table) & ~table.crowd).any():
+        is_train = split == "train"
+        if is_train and not (has_box(table) & ~table.crowd).any():
             raise DataError(f"{path} cannot be used for training: it has no usable box")
-        for misfit in self.misfits:
+        for misfit in self.misfits if is_train else ():
             if misfit.is_common and not misfit.of_masks:
                 raise DataError(f"{path} cannot be used for training: {misfit}")
         if missing := sum(fault.reason == MISSING for fault in self.faults):
@@ -85,11 +93,21 @@ def kind_of(fault: Fault) -> str:
     return f"{group}: {fault.reason.split(' (')[0]}"
 
 
-def find_invalid(annotations: str | Path, images: str | Path | None = None) -> AnnotationCheck:
+def find_invalid_in_folder(root: str | Path) -> dict[str, AnnotationCheck]:
+    """Find the invalid annotations and images of the dataset in a folder, whose layout is one of
+    LAYOUTS, and return {split: result}. Raises DataError if the folder has no known layout."""
+    name, splits = find_layout(root, [os.sep])
+    files = {split: LAYOUTS[name].read(Path(root), at, [os.sep]) for split, at in splits.items()}
+    return {split: find_invalid(source, images) for split, (images, source) in files.items()}
+
+
+def find_invalid(
+    annotations: str | Path | AnnotationSource, images: str | Path | None = None
+) -> AnnotationCheck:
     """Find the invalid annotations and images of a dataset in COCO's format.
 
-    annotations: annotation file. images: image folder, to find the images that are missing,
-    unreadable or of an unexpected size; None: check only the annotations.
+    annotations: annotation file or `AnnotationSource`. images: image folder, to find the images
+    that are missing, unreadable or of an unexpected size; None: check only the annotations.
     """
     table = read_annotations(annotations, masks=True)
     masks = bool(table.segmentations.given.any())
@@ -134,6 +152,8 @@ def summarize(table: Annotations, masks: bool) -> list[str]:
         "masks": f"{with_mask} of the usable boxes have one" if masks else NO_MASKS,
         "categories": f"{len(names)}: {', '.join(names)}",
     }
+    if empty_names := [name for name, count in zip(table.classes, counts) if not count]:
+        rows["no objects"] = f"{', '.join(empty_names)}: such a category is kept, AP leaves it out"
     lines = [str(table.path)]
     for name, text in rows.items():
         lines += textwrap.wrap(f"{name:11} {text}", 100, subsequent_indent=" " * 12)

@@ -1,0 +1,485 @@
+"""Find and read detection datasets in the layouts of common tools: COCO, YOLO and Pascal VOC.
+
+LAYOUTS lists the layouts in the order in which they are looked for. The annotations of each are
+converted to COCO's format in memory, so that all checks and metrics are the same for all of them.
+The ids of converted annotations name their file and line, for messages.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
+
+import numpy as np
+import yaml
+
+from vil.data.datasets.folder import EXTENSIONS, HELP
+from vil.data.image import UnreadableImage, read_size
+from vil.tasks.detection.data.coco_json import AnnotationSource
+from vil.utils.console import printable
+from vil.utils.errors import DataError
+from vil.utils.safe_files import path_below, regular_file
+
+logger = logging.getLogger(__name__)
+
+Roots = Sequence[str | Path]  # further folders to which symbolic links may point
+Files = tuple[Path, Path | AnnotationSource]  # the image folder, the annotations
+
+# {split: names of it in files and folders}; "default" is CVAT's
+SPLIT_NAMES = {
+    "train": ("train", "trainval", "default"),
+    "val": ("val", "valid", "validation"),
+    "test": ("test",),
+}
+COCO_FILES = (
+    "{}/_annotations.coco.json",  # Roboflow
+    "annotations/instances_{}2017.json",
+    "annotations/instances_{}.json",
+    "annotations/{}.json",
+    "{}.json",
+)
+COCO_IMAGES = ("{}2017", "images/{}2017", "images/{}", "{}", "images")
+# of training images only
+SINGLE_FILES = ("_annotations.coco.json", "annotations.json", "result.json")
+VOC_FOLDERS = ("Annotations", "annotations")
+VOC_IMAGES = ("JPEGImages", "images", "Images")
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+YOLO_LINE = (
+    "expected: class x y width height, or class x1 y1 x2 y2 x3 y3 ... of a polygon, in fractions "
+    "of the image's size"
+)
+MAX_BYTES = 1 << 24  # of an XML file, a list of images or the labels of an image
+MAX_YAML = 1 << 18
+
+
+class Layout(NamedTuple):
+    """A layout of datasets.
+
+    marks: what it is recognized by, for messages. find: function (root, roots) that returns
+    {split: location}, {} if a folder does not have this layout. read: function (root, location,
+    roots) that returns the image folder and the annotations of a split.
+    """
+
+    marks: str
+    find: Callable[[Path, Roots], dict[str, Any]]
+    read: Callable[[Path, Any, Roots], Files]
+
+
+def open_layout(root: str | Path, split: str, roots: Roots = ()) -> Files:
+    """Return the image folder and the annotations of a split of the dataset in the folder `root`.
+
+    split: "train", "val" or "test". roots: further folders to which symbolic links may point.
+    Raises DataError if the folder has no known layout, has no such split, or has an invalid file.
+    """
+    name, splits = find_layout(root, roots)
+    if split not in splits:
+        remedy = f": {HELP[split]}" if split in HELP else f": expected {LAYOUTS[name].marks}"
+        raise DataError(f"{root} (layout {name}) has no {split} images{remedy}")
+    return LAYOUTS[name].read(Path(root), splits[split], roots)
+
+
+def find_layout(root: str | Path, roots: Roots = ()) -> tuple[str, dict[str, Any]]:
+    """Return (name in LAYOUTS, {split: location}) of the dataset in the folder `root`. Raises
+    DataError if the folder has no known layout."""
+    if not Path(root).is_dir():
+        raise DataError(f"there is no folder {root}: check DATA.PATH")
+    for name, layout in LAYOUTS.items():
+        if splits := layout.find(Path(root), roots):
+            return name, splits
+    looked_for = "; ".join(f"{name}: {layout.marks}" for name, layout in LAYOUTS.items())
+    raise DataError(f"{root} is no detection dataset of a known layout; looked for {looked_for}")
+
+
+# ---- COCO
+
+
+def find_coco(root: Path, roots: Roots) -> dict[str, Files]:
+    splits = {}
+    for split, names in SPLIT_NAMES.items():
+        for name in names:
+            files = [root / pattern.format(name) for pattern in COCO_FILES]
+            if file := next(filter(Path.is_file, files), None):
+                splits.setdefault(split, (coco_images(root, file, name), file))
+    single = next((root / name for name in SINGLE_FILES if (root / name).is_file()), None)
+    if single and not splits:
+        splits["train"] = coco_images(root, single, "train"), single
+    return splits
+
+
+def coco_images(root: Path, file: Path, name: str) -> Path:
+    """Return the image folder of an annotation file. name: the split's name in the file's path."""
+    if file.name == SINGLE_FILES[0]:
+        return file.parent
+    folders = (root / pattern.format(name) for pattern in COCO_IMAGES)
+    return next(filter(Path.is_dir, folders), root)
+
+
+def read_coco(root: Path, location: Files, roots: Roots) -> Files:
+    folder, file = location
+    return folder, path_below(root, file, "the dataset", roots)
+
+
+# ---- YOLO
+
+
+def find_yolo(root: Path, roots: Roots) -> dict[str, tuple]:
+    """Return {split: (names of the classes, data.yaml, paths of folders or lists of images)}."""
+    files = [root / "data.yaml"]
+    if not files[0].is_file():
+        files = sorted([*root.glob("*.yaml"), *root.glob("*.yml")])
+    if len(files) != 1:
+        return {}
+    (file,) = files
+    content = read_yaml(path_below(root, file, "the dataset", roots))
+    if "names" not in content:
+        return {}
+    names, splits = parse_names(content, file), {}
+    base = content.get("path")
+    folders = [root / base, root] if isinstance(base, str) else [root]
+    for split in SPLIT_NAMES:
+        given = content.get(split) or []
+        entries = [given] if isinstance(given, str) else given
+        if not (isinstance(entries, list) and all(isinstance(entry, str) for entry in entries)):
+            raise DataError(f"{file}: {split} must be a folder, a list of images or several such")
+        paths = [resolve(root, folders, entry) for entry in entries]
+        if split == "train" and None in paths:
+            raise DataError(
+                f"{file}: train names {printable(entries[paths.index(None)])}, which is not in "
+                f"{root}: correct this path"
+            )
+        if any(paths):
+            splits[split] = names, file, [path for path in paths if path]
+    return splits
+
+
+def read_yaml(file: Path) -> dict:
+    """Read a YAML file as a dict of texts. Names such as `no` or `1` stay as they are written."""
+    try:
+        content = yaml.load(read_small(file, MAX_YAML), yaml.BaseLoader)  # noqa: S506 - only texts
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise DataError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def parse_names(content: dict, file: Path) -> list[str]:
+    """Return the class names of a data.yaml, which lists them or maps their numbers to them."""
+    names = content["names"]
+    if isinstance(names, dict):
+        names = [names.get(str(number)) for number in range(len(names))]
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise DataError(f"{file}: names must list the classes, or map the numbers from 0 to them")
+    if content.get("nc", str(len(names))) != str(len(names)):
+        raise DataError(
+            f"{file}: nc is {content['nc']!s:.20}, but names has {len(names)} classes: correct nc "
+            "or names"
+        )
+    return names
+
+
+def resolve(root: Path, folders: Sequence[Path], entry: str) -> Path | None:
+    """Return the path below `root` that a data.yaml means, None if there is none.
+
+    folders: those to which the path may be relative. As in Ultralytics, a leading ../ of a path
+    that does not exist is left out, because Roboflow writes one too many.
+    """
+    inside = os.path.join(os.path.abspath(root), "")
+    inner = re.sub(r"^(\.\./)+", "", entry)
+    for path in [*(Path(folder, entry) for folder in folders), root / inner]:
+        absolute = os.path.join(os.path.abspath(path), "")
+        if absolute.startswith(inside) and path.exists():
+            return root / os.path.relpath(path, root)
+    return None
+
+
+def read_yolo(root: Path, location: tuple, roots: Roots) -> Files:
+    classes, yaml_file, paths = location
+    names = [name for path in paths for name in list_images(root, path, yaml_file, roots)]
+    if not names:
+        raise DataError(f"{paths[0]} has no images ({' '.join(EXTENSIONS)}): check {yaml_file}")
+    converted, num_labeled = Converted(root, classes), 0
+    for name in names:
+        file = path_below(root, label_path(name), yaml_file, roots)
+        lines = read_lines(file) if file.exists() else None
+        num_labeled += lines is not None
+        size = converted.add_image(name)
+        for number, line in enumerate(lines or (), 1):
+            if size and line.strip():
+                where = f"{file}, line {number}"
+                label, points = parse_label(line, len(classes), where)
+                row = yolo_row(points, size)
+                converted.add_row(label, id=f"{label_path(name)}, line {number}", **row)
+    if not num_labeled:
+        raise DataError(
+            f"none of the {len(names)} images of {paths[0]} has a file of labels, such as "
+            f"{root / label_path(names[0])}: add them"
+        )
+    return root, converted.to_source(paths[0])
+
+
+def list_images(root: Path, path: Path, source: Path, roots: Roots) -> list[str]:
+    """Return the paths of images relative to `root`. path: a folder, or a text file with a path
+    per line. source: file that names `path`, for messages."""
+    path_below(root, path, source, roots)
+    if path.is_dir():
+        walk = ((folder, file) for folder, _, files in os.walk(path) for file in files)
+        files = [
+            os.path.join(folder, file)
+            for folder, file in walk
+            if file.lower().endswith(EXTENSIONS) and not file.startswith(".")
+        ]
+        return sorted(os.path.relpath(file, root) for file in files)
+    lines = [line.strip() for line in read_lines(path)]
+    found = [(line, resolve(root, [path.parent, root], line)) for line in lines if line]
+    if missing := [line for line, file in found if file is None]:
+        raise DataError(
+            f"{path} names {len(missing)} images that are not in {root}, such as "
+            f"{printable(missing[0])}: add them, or remove their lines"
+        )
+    return [os.path.relpath(file, root) for _, file in found]
+
+
+def label_path(name: str) -> str:
+    """Return the path of the labels of an image: labels/ in place of the last images/, .txt."""
+    path = Path(name)
+    folders = list(path.parts[:-1])
+    if "images" in folders:
+        folders[len(folders) - 1 - folders[::-1].index("images")] = "labels"
+    return str(Path(*folders, f"{path.stem}.txt"))
+
+
+def parse_label(line: str, num_classes: int, where: str) -> tuple[int, np.ndarray]:
+    """Parse a line of labels. Returns (number of the class, points (n, 2) in fractions), where two
+    points are the center and the size of a box, and more are a polygon."""
+    try:
+        number, *values = map(float, line.split())
+    except ValueError:
+        raise DataError(
+            f"{where}: {printable(line.strip())!r:.60} is no label; {YOLO_LINE}"
+        ) from None
+    if len(values) < 4 or len(values) % 2:
+        raise DataError(f"{where} has {len(values) + 1} numbers; {YOLO_LINE}")
+    if number not in range(num_classes):
+        raise DataError(
+            f"{where}: class {number:g} is not one of the {num_classes} names in data.yaml, which "
+            "are numbered from 0: correct the line, or add the name"
+        )
+    return int(number), np.array(values).reshape(-1, 2)
+
+
+@np.errstate(all="ignore")  # numbers may be infinite: such boxes are dropped and counted
+def yolo_row(points: np.ndarray, size: tuple[int, int]) -> dict[str, Any]:
+    """Convert points, see `parse_label`, in an image of `size` to fields of a COCO annotation."""
+    points = points * size
+    if len(points) == 2:
+        center, sides = points
+        return {"bbox": [*(center - sides / 2).tolist(), *sides.tolist()]}
+    low, (x, y) = points.min(axis=0), points.T
+    bbox = [*low.tolist(), *(points.max(axis=0) - low).tolist()]
+    area = abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))) / 2
+    return {"bbox": bbox, "area": area, "segmentation": [points.ravel().tolist()]}
+
+
+# ---- Pascal VOC
+
+
+def find_voc(root: Path, roots: Roots) -> dict[str, tuple]:
+    """Return {split: (folder of XML files, image folder, list of their names or None for all)}."""
+    folder = next((root / name for name in VOC_FOLDERS if has_xml(root / name)), None)
+    if folder is None:
+        beside = {split: [root / name for name in names] for split, names in SPLIT_NAMES.items()}
+        found = {split: next(filter(has_xml, paths), None) for split, paths in beside.items()}
+        splits = {split: (path, path, None) for split, path in found.items() if path}
+        return splits or ({"train": (root, root, None)} if has_xml(root) else {})
+    images = next((root / name for name in VOC_IMAGES if (root / name).is_dir()), folder)
+    lists = root / "ImageSets/Main"
+    splits = {
+        split: (folder, images, lists / f"{name}.txt")
+        for split, names in SPLIT_NAMES.items()
+        for name in reversed(names)
+        if (lists / f"{name}.txt").is_file()
+    }
+    return splits or {"train": (folder, images, None)}
+
+
+def has_xml(folder: Path) -> bool:
+    return folder.is_dir() and any(entry.name.endswith(".xml") for entry in os.scandir(folder))
+
+
+def read_voc(root: Path, location: tuple, roots: Roots) -> Files:
+    """Read a split in the layout of Pascal VOC. Objects that are marked as difficult become crowds,
+    so they are left out of training, and evaluation ignores them."""
+    folder, images, names = location
+    for path in (folder, images, *([names] if names else ())):
+        path_below(root, path, "the dataset", roots)
+    if names is None:
+        stems = sorted(
+            entry.name[:-4] for entry in os.scandir(folder) if entry.name.endswith(".xml")
+        )
+    else:
+        stems = [line.strip() for line in read_lines(names) if line.strip()]
+    files = {}  # {stem: name of the image}
+    for entry in sorted(os.listdir(images)):
+        if entry.lower().endswith(EXTENSIONS):
+            files.setdefault(Path(entry).stem, entry)
+    known, found = set(files.values()), []
+    for stem in stems:
+        file = path_below(root, folder / f"{stem}.xml", names or "the dataset", roots)
+        element = parse_xml(file)
+        given = Path(element.findtext("filename") or "").name
+        same = [given] if Path(given).stem == stem and given in known else []
+        image = next(iter([*same, *filter(None, [files.get(stem)])]), given or f"{stem}.jpg")
+        objects = [
+            parse_object(each, file, i) for i, each in enumerate(element.findall("object"), 1)
+        ]
+        found.append((image, parse_size(element), objects))
+    classes = sorted({name for _, _, objects in found for name, *_ in objects})
+    converted, labels = Converted(root, classes), {name: i for i, name in enumerate(classes)}
+    corners = np.array([box for _, _, objects in found for _, box, _ in objects]).reshape(-1, 4)
+    shift = first_pixel(corners)
+    for stem, (image, size, objects) in zip(stems, found):
+        converted.add_image(os.path.relpath(images / image, root), size)
+        for number, (name, (x1, y1, x2, y2), is_difficult) in enumerate(objects, 1):
+            bbox = [x1 - shift, y1 - shift, x2 - x1 + shift, y2 - y1 + shift]
+            where = f"{folder.name}/{stem}.xml, object {number}"
+            converted.add_row(labels[name], id=where, bbox=bbox, iscrowd=int(is_difficult))
+    return root, converted.to_source(names or folder)
+
+
+def parse_xml(file: Path) -> Element:
+    """Parse an XML file. A document type, which could define entities that grow or read files, is
+    refused."""
+
+    def refuse(name: str, *_: Any) -> None:
+        raise DataError(f"{file} has a document type (<!DOCTYPE {printable(name)}>): remove it")
+
+    builder, parser = TreeBuilder(), expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, refuse
+    try:
+        parser.Parse(read_small(file), True)
+    except (expat.ExpatError, LookupError, ValueError) as error:
+        raise DataError(f"{file} is not valid XML: {error}: write this file again") from error
+    return builder.close()
+
+
+def parse_size(element: Element) -> tuple[int, int] | None:
+    """Return the (width, height) of the image in an XML file, None if it has no valid size."""
+    try:
+        size = [int(float(element.findtext(f"size/{side}") or 0)) for side in ("width", "height")]
+    except (ValueError, OverflowError):
+        return None
+    return tuple(size) if 0 < min(size) <= max(size) < 1 << 31 else None
+
+
+def parse_object(element: Element, file: Path, number: int) -> tuple[str, list[float], bool]:
+    """Return (class name, xmin ymin xmax ymax, whether it is difficult) of an object in a file."""
+    name = " ".join((element.findtext("name") or "").split())
+    try:
+        box = [float(element.findtext(f"bndbox/{corner}") or "") for corner in CORNERS]
+    except ValueError:
+        box = []
+    if not (name and box):
+        lacking = "no name" if box else f"no bndbox with the numbers {' '.join(CORNERS)}"
+        raise DataError(f"{file}: object {number} has {lacking}: correct or remove it")
+    return name, box, (element.findtext("difficult") or "").strip() == "1"
+
+
+def first_pixel(corners: np.ndarray) -> int:
+    """Return the number of the first pixel in boxes (n, 4) of Pascal VOC, 1 or 0.
+
+    In Pascal VOC, and so in detectron2, pixels count from 1 and xmax is the last pixel of the box.
+    CVAT and others write edges that count from 0. They are recognized by a 0 or by fractions.
+    """
+    with np.errstate(invalid="ignore"):
+        has_fractions = (corners != corners.round()).any(axis=1).mean() > 0.5 if len(corners) else 0
+    return 0 if has_fractions or (corners[:, :2] == 0).any() else 1
+
+
+# ---- common to all
+
+
+class Converted:
+    """Annotations that are converted to COCO's format, image by image.
+
+    root: folder of the images. classes: names of the classes.
+    """
+
+    def __init__(self, root: Path, classes: Iterable[str]):
+        self.root, self.unreadable = root, []
+        self.categories = [{"id": i, "name": name} for i, name in enumerate(classes, 1)]
+        self.images: list[dict[str, Any]] = []
+        self.annotations: list[dict[str, Any]] = []
+
+    def add_image(self, name: str, size: tuple[int, int] | None = None) -> tuple[int, int] | None:
+        """Add an image and return its (width, height), None if it is unreadable.
+
+        name: path relative to the root. size: None to read it from the image.
+        """
+        path = self.root / name
+        if size is None and path.exists():
+            try:
+                size = read_size(path)
+            except UnreadableImage:
+                self.unreadable.append(name)
+        width, height = size or (1, 1)
+        image = dict(id=len(self.images) + 1, file_name=name, width=width, height=height)
+        self.images.append(image)
+        return size
+
+    def add_row(self, label: int, **fields: Any) -> None:
+        """Add an annotation of the last image. label: number of the class, from 0."""
+        image_id = self.images[-1]["id"]
+        self.annotations.append(dict(image_id=image_id, category_id=label + 1, **fields))
+
+    def to_source(self, path: Path) -> AnnotationSource:
+        """Return the annotations. path: file or folder they are from, for messages."""
+        if self.unreadable:
+            logger.warning(
+                "%s: the labels of %d images are not used, because the size of these images cannot "
+                "be read, such as %s: repair or remove them",
+                path, len(self.unreadable), printable(self.unreadable[0]),
+            )  # fmt: skip
+        names = ("images", "annotations", "categories")
+        return AnnotationSource(path, json.dumps({name: getattr(self, name) for name in names}))
+
+
+def read_small(file: Path, limit: int = MAX_BYTES) -> bytes:
+    """Read a file. Raises DataError if it cannot be read or has more than `limit` bytes."""
+    try:
+        with regular_file(file).open("rb") as opened:
+            content = opened.read(limit + 1)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {file}: add it, or remove its name") from error
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
+    if len(content) > limit:
+        raise DataError(f"{file} has more than {limit >> 10:,} KiB, the limit of such a file")
+    return content
+
+
+def read_lines(file: Path) -> Iterator[str]:
+    """Read the lines of a text file. Raises DataError if it is not text."""
+    try:
+        return iter(read_small(file).decode("utf-8-sig").splitlines())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not a text file in UTF-8: {error}") from error
+
+
+LAYOUTS = {
+    "COCO": Layout(
+        "train/_annotations.coco.json, annotations/instances_train.json or train.json",
+        find_coco,
+        read_coco,
+    ),
+    "YOLO": Layout("data.yaml with names, train and val", find_yolo, read_yolo),
+    "Pascal VOC": Layout(
+        "Annotations/*.xml with JPEGImages/ and ImageSets/Main/train.txt, or train/*.xml",
+        find_voc,
+        read_voc,
+    ),
+}
