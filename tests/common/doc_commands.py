@@ -64,6 +64,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file leaves.yaml": PHOTOS,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/finetuned": OF_THREE,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/timm": NO_DOWNLOAD,
+    "train --config-file own/faster_rcnn": DETECTOR,
     "train --config-file scenes": SCENES,
     "train --config-file mine.yaml": DETECTOR,
     "sweep": ("--dry-run",),  # tests/workflows/test_sweep_runs.py trains
@@ -170,11 +171,14 @@ def write_files(place: Path) -> None:
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         photo.save(place / name)
     photo.resize((300, 200)).convert("RGB").save(place / "map.png")
-    annotation = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [4, 4, 20, 20], "area": 400,
-                  "iscrowd": 0, "segmentation": [[4, 4, 24, 4, 24, 24, 4, 24]]}  # fmt: skip
+    annotation = {"category_id": 1, "bbox": [4, 4, 20, 20], "area": 400, "iscrowd": 0,
+                  "segmentation": [[4, 4, 24, 4, 24, 24, 4, 24]]}  # fmt: skip
+    numbers = range(1, 11)
+    for number in numbers:
+        Image.new("RGB", (48, 48), (20 * number, 100, 50)).save(place / f"mine/train/{number}.png")
     table = {
-        "images": [{"id": 1, "file_name": "1.png", "width": 48, "height": 48}],
-        "annotations": [annotation],
+        "images": [dict(id=i, file_name=f"{i}.png", width=48, height=48) for i in numbers],
+        "annotations": [{"id": i, "image_id": i, **annotation} for i in numbers],
         "categories": [{"id": number, "name": f"kind {number}"} for number in range(1, 11)],
     }
     for name in ("train", "val"):
