@@ -57,11 +57,13 @@ class AnnotationSource:
     """Annotations in COCO's format: a file, or a part of its images, or a text in memory.
 
     path: the file; with `text`, the file or folder it was converted from, for messages. text: JSON.
-    image_ids: ids of the images to use; None for all.
+    by_name: whether to sort the images by file name, so that they have the same order in each
+    layout. image_ids: ids of the images to use; None for all.
     """
 
     path: Path
     text: str | None = None
+    by_name: bool = False
     image_ids: frozenset[int] | None = None
 
     def __str__(self) -> str:
@@ -202,6 +204,8 @@ def read_tables(
         for i, row in enumerate(rows):
             if fault := find_fault(row, fields):
                 raise DataError(f"{path}: {key}[{i}] {fault}; {FORMAT}")
+    if source.by_name:
+        content["images"].sort(key=lambda row: row["file_name"])
     if source.image_ids is not None:
         used = dict.fromkeys(source.image_ids, True)
         for key, name in (("images", "id"), ("annotations", "image_id")):

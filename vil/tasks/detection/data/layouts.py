@@ -2,14 +2,15 @@
 
 LAYOUTS lists the layouts in the order in which they are looked for. The annotations of each are
 converted to COCO's format in memory, so that all checks and metrics are the same for all of them.
-The ids of converted annotations name their file and line, for messages.
+Images are sorted by their name, so that every layout of the same images has the same order. The ids
+of converted annotations name their file and line, for messages.
 """
 
 import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, TreeBuilder
@@ -18,7 +19,7 @@ from xml.parsers import expat
 import numpy as np
 import yaml
 
-from vil.data.datasets.folder import EXTENSIONS, HELP
+from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import UnreadableImage, read_size
 from vil.tasks.detection.data.coco_json import AnnotationSource
 from vil.utils.console import printable
@@ -53,8 +54,8 @@ YOLO_LINE = (
     "expected: class x y width height, or class x1 y1 x2 y2 x3 y3 ... of a polygon, in fractions "
     "of the image's size"
 )
-MAX_BYTES = 1 << 24  # of an XML file, a list of images or the labels of an image
-MAX_YAML = 1 << 18
+# Limits of files in bytes, so that no file exhausts the memory.
+MAX_YAML, MAX_XML, MAX_LABELS, MAX_LIST = 1 << 18, 1 << 22, 1 << 24, 1 << 26
 
 
 class Layout(NamedTuple):
@@ -78,8 +79,11 @@ def open_layout(root: str | Path, split: str, roots: Roots = ()) -> Files:
     """
     name, splits = find_layout(root, roots)
     if split not in splits:
-        remedy = f": {HELP[split]}" if split in HELP else f": expected {LAYOUTS[name].marks}"
-        raise DataError(f"{root} (layout {name}) has no {split} images{remedy}")
+        remedy = f"expected {LAYOUTS[name].marks}"
+        if split != "train":
+            key = f"DATA.{split.upper()}_FRACTION"
+            remedy = f"add them, or set {key} to 0.2 to use a part of the training images"
+        raise DataError(f"{root} (layout {name}) has no {split} images: {remedy}")
     return LAYOUTS[name].read(Path(root), splits[split], roots)
 
 
@@ -121,7 +125,7 @@ def coco_images(root: Path, file: Path, name: str) -> Path:
 
 def read_coco(root: Path, location: Files, roots: Roots) -> Files:
     folder, file = location
-    return folder, path_below(root, file, "the dataset", roots)
+    return folder, AnnotationSource(check_inside(root, file, "the dataset", roots), by_name=True)
 
 
 # ---- YOLO
@@ -135,7 +139,7 @@ def find_yolo(root: Path, roots: Roots) -> dict[str, tuple]:
     if len(files) != 1:
         return {}
     (file,) = files
-    content = read_yaml(path_below(root, file, "the dataset", roots))
+    content = read_yaml(check_inside(root, file, "the dataset", roots))
     if "names" not in content:
         return {}
     names, splits = parse_names(content, file), {}
@@ -198,16 +202,19 @@ def resolve(root: Path, folders: Sequence[Path], entry: str) -> Path | None:
 
 def read_yolo(root: Path, location: tuple, roots: Roots) -> Files:
     classes, yaml_file, paths = location
-    names = [name for path in paths for name in list_images(root, path, yaml_file, roots)]
+    names = []
+    for path in paths:
+        check_inside(root, path, yaml_file, roots)
+        names += images_below(root, path) if path.is_dir() else listed_images(root, path)
     if not names:
         raise DataError(f"{paths[0]} has no images ({' '.join(EXTENSIONS)}): check {yaml_file}")
     converted, num_labeled = Converted(root, classes), 0
     for name in names:
-        file = path_below(root, label_path(name), yaml_file, roots)
-        lines = read_lines(file) if file.exists() else None
-        num_labeled += lines is not None
+        file = check_inside(root, root / label_path(name), yaml_file, roots)
+        lines = read_lines(file, MAX_LABELS) if file.exists() else []
+        num_labeled += file.exists()
         size = converted.add_image(name)
-        for number, line in enumerate(lines or (), 1):
+        for number, line in enumerate(lines, 1):
             if size and line.strip():
                 where = f"{file}, line {number}"
                 label, points = parse_label(line, len(classes), where)
@@ -218,29 +225,44 @@ def read_yolo(root: Path, location: tuple, roots: Roots) -> Files:
             f"none of the {len(names)} images of {paths[0]} has a file of labels, such as "
             f"{root / label_path(names[0])}: add them"
         )
+    if all(path.is_dir() for path in paths):
+        warn_unused_labels(root, names)
     return root, converted.to_source(paths[0])
 
 
-def list_images(root: Path, path: Path, source: Path, roots: Roots) -> list[str]:
-    """Return the paths of images relative to `root`. path: a folder, or a text file with a path
-    per line. source: file that names `path`, for messages."""
-    path_below(root, path, source, roots)
-    if path.is_dir():
-        walk = ((folder, file) for folder, _, files in os.walk(path) for file in files)
-        files = [
-            os.path.join(folder, file)
-            for folder, file in walk
-            if file.lower().endswith(EXTENSIONS) and not file.startswith(".")
-        ]
-        return sorted(os.path.relpath(file, root) for file in files)
-    lines = [line.strip() for line in read_lines(path)]
-    found = [(line, resolve(root, [path.parent, root], line)) for line in lines if line]
-    if missing := [line for line, file in found if file is None]:
+def images_below(root: Path, folder: Path) -> list[str]:
+    """Return the sorted paths of the images in a folder and its subfolders, relative to `root`."""
+    files = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
+    paths = (os.path.relpath(file, root) for file in files if is_image(os.path.basename(file)))
+    return sorted(paths)
+
+
+def listed_images(root: Path, file: Path) -> list[str]:
+    """Return the paths of the images that a text file lists, one per line, relative to `root`."""
+    lines = [line.strip() for line in read_lines(file, MAX_LIST)]
+    found = [(line, resolve(root, [file.parent, root], line)) for line in lines if line]
+    if missing := [line for line, path in found if path is None]:
         raise DataError(
-            f"{path} names {len(missing)} images that are not in {root}, such as "
+            f"{file} names {len(missing)} images that are not in {root}, such as "
             f"{printable(missing[0])}: add them, or remove their lines"
         )
-    return [os.path.relpath(file, root) for _, file in found]
+    return [os.path.relpath(path, root) for _, path in found]
+
+
+def warn_unused_labels(root: Path, names: Sequence[str]) -> None:
+    """Log a warning if there are files of labels without an image. names: paths of the images."""
+    used = {label_path(name) for name in names}
+    folders = {os.path.dirname(path) for path in used}
+    unused = [
+        path
+        for folder in folders
+        if "labels" in Path(folder).parts and (root / folder).is_dir()
+        for path in (os.path.join(folder, file) for file in os.listdir(root / folder))
+        if path.endswith(".txt") and path not in used and not path.endswith("classes.txt")
+    ]
+    if unused:
+        text = "%s: %d files of labels have no image, such as %s: add the images, or remove them"
+        logger.warning(text, root, len(unused), printable(min(unused)))
 
 
 def label_path(name: str) -> str:
@@ -307,7 +329,11 @@ def find_voc(root: Path, roots: Roots) -> dict[str, tuple]:
 
 
 def has_xml(folder: Path) -> bool:
-    return folder.is_dir() and any(entry.name.endswith(".xml") for entry in os.scandir(folder))
+    return folder.is_dir() and any(map(is_xml, os.listdir(folder)))
+
+
+def is_xml(name: str) -> bool:
+    return name.endswith(".xml") and not name.startswith(".")
 
 
 def read_voc(root: Path, location: tuple, roots: Roots) -> Files:
@@ -315,20 +341,18 @@ def read_voc(root: Path, location: tuple, roots: Roots) -> Files:
     so they are left out of training, and evaluation ignores them."""
     folder, images, names = location
     for path in (folder, images, *([names] if names else ())):
-        path_below(root, path, "the dataset", roots)
+        check_inside(root, path, "the dataset", roots)
     if names is None:
-        stems = sorted(
-            entry.name[:-4] for entry in os.scandir(folder) if entry.name.endswith(".xml")
-        )
+        stems = sorted(name.removesuffix(".xml") for name in os.listdir(folder) if is_xml(name))
     else:
-        stems = [line.strip() for line in read_lines(names) if line.strip()]
+        stems = [line.strip() for line in read_lines(names, MAX_LIST) if line.strip()]
     files = {}  # {stem: name of the image}
     for entry in sorted(os.listdir(images)):
-        if entry.lower().endswith(EXTENSIONS):
+        if is_image(entry):
             files.setdefault(Path(entry).stem, entry)
     known, found = set(files.values()), []
     for stem in stems:
-        file = path_below(root, folder / f"{stem}.xml", names or "the dataset", roots)
+        file = check_inside(root, folder / f"{stem}.xml", names or "the dataset", roots)
         element = parse_xml(file)
         given = Path(element.findtext("filename") or "").name
         same = [given] if Path(given).stem == stem and given in known else []
@@ -361,7 +385,7 @@ def parse_xml(file: Path) -> Element:
     parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, refuse
     try:
-        parser.Parse(read_small(file), True)
+        parser.Parse(read_small(file, MAX_XML), True)
     except (expat.ExpatError, LookupError, ValueError) as error:
         raise DataError(f"{file} is not valid XML: {error}: write this file again") from error
     return builder.close()
@@ -445,10 +469,21 @@ class Converted:
                 path, len(self.unreadable), printable(self.unreadable[0]),
             )  # fmt: skip
         names = ("images", "annotations", "categories")
-        return AnnotationSource(path, json.dumps({name: getattr(self, name) for name in names}))
+        text = json.dumps({name: getattr(self, name) for name in names})
+        return AnnotationSource(path, text, by_name=True)
 
 
-def read_small(file: Path, limit: int = MAX_BYTES) -> bytes:
+def check_inside(root: Path, path: Path, named_by: object, roots: Roots) -> Path:
+    """Return `path`, which begins with `root`. Raises DataError if it is outside of `root` and of
+    the folders `roots`, with all links followed. named_by: what has the path, for the message."""
+    return path_below(root, os.path.relpath(path, root), named_by, roots)
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
+def read_small(file: Path, limit: int) -> bytes:
     """Read a file. Raises DataError if it cannot be read or has more than `limit` bytes."""
     try:
         with regular_file(file).open("rb") as opened:
@@ -462,10 +497,10 @@ def read_small(file: Path, limit: int = MAX_BYTES) -> bytes:
     return content
 
 
-def read_lines(file: Path) -> Iterator[str]:
-    """Read the lines of a text file. Raises DataError if it is not text."""
+def read_lines(file: Path, limit: int) -> list[str]:
+    """Read the lines of a text file. Raises DataError if it is not text, see also `read_small`."""
     try:
-        return iter(read_small(file).decode("utf-8-sig").splitlines())
+        return read_small(file, limit).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not a text file in UTF-8: {error}") from error
 
