@@ -406,8 +406,7 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     further = ["DATA.FOLDS=2", "OPTIM.LR_REFERENCE_BATCH=16", "MULTILABEL.LOSS=asymmetric"]
     for name, settings in SMALL_TASKS.items():
         place = ["--output_dir", str(tmp_path / name), f"DATA.PATH={tmp_path}"]
-        splits = [] if name == "detection" else further
-        assert main(["train", *place, *settings, *splits, "OPTIM.EPOCHS=1"]) == 0
+        assert main(["train", *place, *settings, *further, "OPTIM.EPOCHS=1"]) == 0
     augmented = get_config(opts=["AUG.TIMM_AUG.USE_TRANSFORM=True"])
     build_train_transform(augmented, transform_settings(augmented))
     execution_of(get_config(opts=["MODEL.COMPILE=True"]), torch.device("cpu"))

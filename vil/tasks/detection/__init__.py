@@ -34,7 +34,7 @@ ENTRY = dict(
     declares=keys.DECLARED,
     implied_by="DETECTION.MODEL",
     commands={
-        "detect check": "check an annotation file: list its content, and what training would skip",
+        "detect check": "check boxes of a folder or an annotation file: content, and what is skipped",
     },
     metrics=METRICS,
     formats=("text", "json", "coco"),

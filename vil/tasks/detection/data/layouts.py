@@ -195,7 +195,7 @@ def resolve(root: Path, folders: Sequence[Path], entry: str) -> Path | None:
     inner = re.sub(r"^(\.\./)+", "", entry)
     for path in [*(Path(folder, entry) for folder in folders), root / inner]:
         absolute = os.path.join(os.path.abspath(path), "")
-        if absolute.startswith(inside) and path.exists():
+        if absolute.startswith(inside) and os.path.exists(path):
             return root / os.path.relpath(path, root)
     return None
 
@@ -285,7 +285,7 @@ def parse_label(line: str, num_classes: int, where: str) -> tuple[int, np.ndarra
         ) from None
     if len(values) < 4 or len(values) % 2:
         raise DataError(f"{where} has {len(values) + 1} numbers; {YOLO_LINE}")
-    if number not in range(num_classes):
+    if not 0 <= number < num_classes or number != int(number):
         raise DataError(
             f"{where}: class {number:g} is not one of the {num_classes} names in data.yaml, which "
             "are numbered from 0: correct the line, or add the name"
@@ -356,7 +356,7 @@ def read_voc(root: Path, location: tuple, roots: Roots) -> Files:
         element = parse_xml(file)
         given = Path(element.findtext("filename") or "").name
         same = [given] if Path(given).stem == stem and given in known else []
-        image = next(iter([*same, *filter(None, [files.get(stem)])]), given or f"{stem}.jpg")
+        image = same[0] if same else files.get(stem) or given or f"{stem}.jpg"
         objects = [
             parse_object(each, file, i) for i, each in enumerate(element.findall("object"), 1)
         ]
@@ -445,7 +445,7 @@ class Converted:
         name: path relative to the root. size: None to read it from the image.
         """
         path = self.root / name
-        if size is None and path.exists():
+        if size is None and os.path.exists(path):
             try:
                 size = read_size(path)
             except UnreadableImage:
@@ -499,10 +499,14 @@ def read_small(file: Path, limit: int) -> bytes:
 
 def read_lines(file: Path, limit: int) -> list[str]:
     """Read the lines of a text file. Raises DataError if it is not text, see also `read_small`."""
+    content = read_small(file, limit)
     try:
-        return read_small(file, limit).decode("utf-8-sig").split("\n")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not a text file in UTF-8: {error}") from error
+    if "\0" in text:
+        raise DataError(f"{file} is not a text file: write this file again")
+    return text.split("\n")
 
 
 LAYOUTS = {
