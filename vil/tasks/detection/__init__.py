@@ -34,7 +34,7 @@ ENTRY = dict(
     declares=keys.DECLARED,
     implied_by="DETECTION.MODEL",
     commands={
-        "detect check": "check boxes of a folder or an annotation file: content, and what is skipped",
+        "detect check": "check boxes of a folder or an annotation file, list what training skips",
     },
     metrics=METRICS,
     formats=("text", "json", "coco"),
