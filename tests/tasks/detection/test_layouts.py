@@ -226,6 +226,17 @@ def test_the_recipe_needs_only_the_path(written):
         assert len(task.test_loaders(DistInfo())["folder"].dataset) == SPLITS["val"]
 
 
+def test_a_test_split_is_used_if_there_is_a_validation_set(written):
+    root = written("Roboflow")
+    (root / "valid").rename(root / "test")
+    words = [*WORDS, f"DATA.PATH={root}", "DATA.VAL=[folder]", "DATA.VAL_FRACTION=0.5"]
+    task = task_of(with_num_classes(get_config(None, words)))
+    assert len(task.train_loader(DistInfo()).samples.dataset) == SPLITS["train"] / 2
+    (val,), (test,) = (task.test_loaders(DistInfo(), part=p).values() for p in ("val", "test"))
+    assert len(val.dataset) == SPLITS["train"] / 2
+    assert [test.dataset.sample_name(i) for i in range(len(test.dataset))] == list(scenes_of("val"))
+
+
 def test_difficult_objects_are_crowds(written):
     root = written("Pascal VOC")
     file = root / "Annotations/train1.xml"
@@ -250,6 +261,7 @@ def test_edges_of_voc_files_that_count_from_0(sign, written):
         (root / "Annotations" / file).with_suffix(".xml").write_text(text)
     found = build_detection_set("folder", root, "train", masks=False)
     _, (x, y, w, h) = boxes[-1]
+    assert len(found.annotations.notes) == 1
     rows = json.loads(found.annotations.text)["annotations"]
     assert [x, y, w, h] in [row["bbox"] for row in rows]
 

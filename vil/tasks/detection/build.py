@@ -248,6 +248,7 @@ class Detection(DetectionTask):
             raise ConfigError("DATA.TARGETMAP is for classifiers: leave it empty for detectors")
         with settings.arguments(name, self.own_arguments(name)) as own:
             own |= dict(masks="segm" in self.iou_types, keep_empty=keep_empty)
+            own |= dict(quiet=settings.is_counting)
             dataset = build_detection_set(name, settings.path, split, transform, **own)
         dataset.value_range, dataset.background = settings.value_range, settings.background
         if not self.group_aspects:

@@ -7,7 +7,7 @@ sizes are in the annotation file. Shapes: N images, K categories, M annotations.
 import gc
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,13 +58,14 @@ class AnnotationSource:
 
     path: the file; with `text`, the file or folder it was converted from, for messages. text: JSON.
     by_name: whether to sort the images by file name, so that they have the same order in each
-    layout. image_ids: ids of the images to use; None for all.
+    layout. image_ids: ids of the images to use; None for all. notes: lines about the conversion.
     """
 
     path: Path
     text: str | None = None
     by_name: bool = False
     image_ids: frozenset[int] | None = None
+    notes: Sequence[str] = ()
 
     def __str__(self) -> str:
         return str(self.path)

@@ -71,12 +71,14 @@ class CocoDataset(Dataset):
         masks: bool = False,
         keep_empty: bool = False,
         roots: Sequence[str | Path] = (),
+        quiet: bool = False,
     ):
         """Read the annotations and check that the images exist.
 
         images: folder of the images. annotations: JSON file, or an `AnnotationSource`. split:
         "train", "val" or "test". masks: also read masks. keep_empty: keep training images without a
-        usable box. roots: additional folders to which symbolic links to images may point.
+        usable box. roots: additional folders to which symbolic links to images may point. quiet:
+        log no warnings.
 
         Raises DataError for an invalid annotation file, for images that are missing or outside of
         the allowed folders, and for a training set without a usable box.
@@ -89,12 +91,15 @@ class CocoDataset(Dataset):
         table = read_annotations(annotations, masks=masks)
         self.classes, self.category_ids = table.classes, table.category_ids
         self.dropped = table.dropped
+        notes = list(to_source(annotations).notes)
         if table.dropped:
             counts = format_counts(table.count_dropped())
-            logger.warning(
+            notes.append(
                 f"{table.path}: {len(table.dropped)} of {len(table.reasons)} annotations are "
                 f"dropped ({counts}); run vil detect check to list them"
             )
+        for note in () if quiet else notes:
+            logger.warning(note)
         self.segmentations, self.misfits = table.segmentations, tuple(find_misfits(table))
         # rows[first[i]:last[i]] are the usable annotations of image i
         rows = np.flatnonzero((table.reasons == 0) & ~table.crowd)
@@ -346,11 +351,12 @@ def build_detection_set(
     masks: bool,
     keep_empty: bool = False,
     extra_roots: Sequence[str] = (),
+    quiet: bool = False,
     **own: object,
 ) -> CocoDataset:
     """Build one split, "train", "val" or "test", of the dataset `name`, a key of DETECTION_SETS.
 
-    transform, masks, keep_empty: see `CocoDataset`. extra_roots: additional folders to which
+    transform, masks, keep_empty, quiet: see `CocoDataset`. extra_roots: additional folders to which
     symbolic links in the image folder may point. own: additional arguments of the function
     DETECTION_SETS[name], such as paths.
     """
@@ -359,7 +365,8 @@ def build_detection_set(
     if "extra_roots" in keyword_only(locate):
         own["extra_roots"] = extra_roots
     images, annotations = locate(root, split, **own)
-    options = dict(masks=masks, keep_empty=keep_empty, roots=join_roots(root, extra_roots))
+    options = dict(masks=masks, keep_empty=keep_empty, quiet=quiet)
+    options["roots"] = join_roots(root, extra_roots)
     return CocoDataset(images, annotations, split, transform, **options)
 
 

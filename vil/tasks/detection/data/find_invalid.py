@@ -3,6 +3,7 @@
 import os
 import textwrap
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from vil.tasks.detection.data.coco_json import (
     AnnotationSource,
     Fault,
     read_annotations,
+    to_source,
 )
 from vil.tasks.detection.data.datasets import missing_images
 from vil.tasks.detection.data.layouts import LAYOUTS, find_layout
@@ -35,13 +37,14 @@ class AnnotationCheck(NamedTuple):
 
     table: content of the annotation file. summary: lines of text that describe this content.
     faults: list of all invalid annotations and images. misfits: ways in which annotations do not
-    fit their images.
+    fit their images. notes: lines about the conversion from another format.
     """
 
     table: Annotations
     summary: list[str]
     faults: list[Fault]
     misfits: list[Misfit]
+    notes: Sequence[str] = ()
 
     def list_faults(self, *, hint: bool) -> list[str]:
         """Return lines of text that list the faults by reason, at most SHOWN for each reason.
@@ -56,7 +59,8 @@ class AnnotationCheck(NamedTuple):
             lines += [f"{len(faults)} {kind}", *faults[:SHOWN]]
             if len(faults) > SHOWN:
                 lines.append(f"  and {len(faults) - SHOWN} more" + (" (--list FILE)" * hint))
-        lines += [f"warning: {misfit}" for misfit in self.misfits if misfit.hint]
+        hints = [misfit for misfit in self.misfits if misfit.hint]
+        lines += [f"warning: {text}" for text in (*self.notes, *hints)]
         return lines or ["no faults"]
 
     def raise_if_unusable(self, split: str = "train") -> None:
@@ -120,7 +124,8 @@ def find_invalid(
         invalid, other_sizes = find_invalid_images(table, Path(images))
         faults += invalid
         misfits += other_sizes
-    return AnnotationCheck(table, summarize(table, masks), faults, misfits)
+    notes = to_source(annotations).notes
+    return AnnotationCheck(table, summarize(table, masks), faults, misfits, notes)
 
 
 def has_box(table: Annotations) -> np.ndarray:

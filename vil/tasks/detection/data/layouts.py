@@ -7,7 +7,6 @@ of converted annotations name their file and line, for messages.
 """
 
 import json
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +24,6 @@ from vil.tasks.detection.data.coco_json import AnnotationSource
 from vil.utils.console import printable
 from vil.utils.errors import DataError
 from vil.utils.safe_files import path_below, regular_file
-
-logger = logging.getLogger(__name__)
 
 Roots = Sequence[str | Path]  # further folders to which symbolic links may point
 Files = tuple[Path, Path | AnnotationSource]  # the image folder, the annotations
@@ -225,8 +222,11 @@ def read_yolo(root: Path, location: tuple, roots: Roots) -> Files:
             f"none of the {len(names)} images of {paths[0]} has a file of labels, such as "
             f"{root / label_path(names[0])}: add them"
         )
-    if all(path.is_dir() for path in paths):
-        warn_unused_labels(root, names)
+    if all(path.is_dir() for path in paths) and (unused := unused_labels(root, names)):
+        converted.notes.append(
+            f"{root}: {len(unused)} files of labels have no image, such as "
+            f"{printable(unused[0])}: add the images, or remove these files"
+        )
     return root, converted.to_source(paths[0])
 
 
@@ -249,20 +249,17 @@ def listed_images(root: Path, file: Path) -> list[str]:
     return [os.path.relpath(path, root) for _, path in found]
 
 
-def warn_unused_labels(root: Path, names: Sequence[str]) -> None:
-    """Log a warning if there are files of labels without an image. names: paths of the images."""
+def unused_labels(root: Path, names: Sequence[str]) -> list[str]:
+    """Return the paths of the files of labels without an image. names: paths of the images."""
     used = {label_path(name) for name in names}
     folders = {os.path.dirname(path) for path in used}
-    unused = [
+    return sorted(
         path
         for folder in folders
         if "labels" in Path(folder).parts and (root / folder).is_dir()
         for path in (os.path.join(folder, file) for file in os.listdir(root / folder))
         if path.endswith(".txt") and path not in used and not path.endswith("classes.txt")
-    ]
-    if unused:
-        text = "%s: %d files of labels have no image, such as %s: add the images, or remove them"
-        logger.warning(text, root, len(unused), printable(min(unused)))
+    )
 
 
 def label_path(name: str) -> str:
@@ -365,6 +362,11 @@ def read_voc(root: Path, location: tuple, roots: Roots) -> Files:
     converted, labels = Converted(root, classes), {name: i for i, name in enumerate(classes)}
     corners = np.array([box for _, _, objects in found for _, box, _ in objects]).reshape(-1, 4)
     shift = first_pixel(corners)
+    if not shift:
+        converted.notes.append(
+            f"{names or folder}: boxes begin at 0 or have fractions, so they are read as edges "
+            "that count from 0, not as pixels that count from 1"
+        )
     for stem, (image, size, objects) in zip(stems, found):
         converted.add_image(os.path.relpath(images / image, root), size)
         for number, (name, (x1, y1, x2, y2), is_difficult) in enumerate(objects, 1):
@@ -434,7 +436,7 @@ class Converted:
     """
 
     def __init__(self, root: Path, classes: Iterable[str]):
-        self.root, self.unreadable = root, []
+        self.root, self.unreadable, self.notes = root, [], []
         self.categories = [{"id": i, "name": name} for i, name in enumerate(classes, 1)]
         self.images: list[dict[str, Any]] = []
         self.annotations: list[dict[str, Any]] = []
@@ -463,14 +465,14 @@ class Converted:
     def to_source(self, path: Path) -> AnnotationSource:
         """Return the annotations. path: file or folder they are from, for messages."""
         if self.unreadable:
-            logger.warning(
-                "%s: the labels of %d images are not used, because the size of these images cannot "
-                "be read, such as %s: repair or remove them",
-                path, len(self.unreadable), printable(self.unreadable[0]),
-            )  # fmt: skip
+            self.notes.append(
+                f"{path}: the labels of {len(self.unreadable)} images are not used, because the "
+                "size of these images cannot be read, such as "
+                f"{printable(self.unreadable[0])}: repair or remove them"
+            )
         names = ("images", "annotations", "categories")
         text = json.dumps({name: getattr(self, name) for name in names})
-        return AnnotationSource(path, text, by_name=True)
+        return AnnotationSource(path, text, by_name=True, notes=self.notes)
 
 
 def check_inside(root: Path, path: Path, named_by: object, roots: Roots) -> Path:
