@@ -464,7 +464,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--agreement: expected a number from 0 to 100, got {args.agreement:g}")
     paths = check_paths(args.paths)
     cfg, class_names = with_weights(args, DEFAULT)
-    refuse_without(cfg.TASK, "predicts_classes", "only classifiers are measured")
+    refuse_without(cfg.TASK, "limit_classes", "only classifiers are measured")
     has_weights = bool(cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED)
     if cfg.MODEL.MODEL_PATH and not class_names:
         path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)

@@ -45,7 +45,7 @@ def test_files_are_judged_beside_the_model(run, written):
     assert {(loss, top1) for _, loss, top1 in judged[:2]} == {
         (f"{wanted['loss']:.4f}", f"{wanted['top1']:.2f}")
     }
-    differences = re.findall(r"logits differ .* at most (\S+) for image shape (.+)", said)
+    differences = re.findall(r"outputs differ .* at most (\S+) for image shape (.+)", said)
     assert [images for _, images in differences] == [
         "1 x 3 x 32 x 32", "3 x 3 x 23 x 32", "2 x 3 x 36 x 40",
     ]  # fmt: skip

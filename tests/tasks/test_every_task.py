@@ -2,7 +2,9 @@
 for any number of processes, predictions in every format, a report."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,6 +14,8 @@ from tests.common.marks import cases
 from tests.common.small_runs import figures, metrics, succeeds, torchrun, vil
 from tests.common.small_tasks import SMALL_TASKS
 from vil.data.datasets.fake import Fake
+from vil.export import load_exported
+from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.tasks import TASKS
 from vil.utils.json_text import to_json
 from vil.workflows.configure import make_config
@@ -75,6 +79,68 @@ def test_every_format_has_every_image(trained, root):
         assert all(f"{number}.png" in ended.out for number in range(shown)), ended.out
     predictions = list(package.predict(run.run_dir, pictures))
     assert [bool(p.error) for p in predictions] == [False, False, False, True]
+
+
+IMAGE_TASKS = [name for name in TASK_NAMES if name != "detection"]
+
+
+@pytest.fixture(scope="module", params=cases(IMAGE_TASKS))
+def image_run(request, root):
+    """(task, folder of a run) of a task with one target per image."""
+    words = [*SMALL_TASKS[request.param], "OPTIM.EPOCHS=1", "DATA.KWARGS.n=16"]
+    run = package.train(None, words, output_dir=root / f"{request.param}-image")
+    return request.param, run.run_dir
+
+
+def values_of(prediction) -> np.ndarray:
+    """All predicted probabilities, in the order of the classes, or numbers."""
+    if hasattr(prediction, "classes"):
+        return np.array([share for _, share in sorted(prediction.classes)])
+    return np.array(getattr(prediction, "probabilities", None) or prediction.numbers)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
+def test_an_exported_file_gives_the_predicted_values(image_run, root, name):
+    """Numbers in their units, and in float64."""
+    task, run = image_run
+    image = Fake(None, "val", n=1, size=32).image(0)
+    model = package.load_for_inference(run)
+    expected = values_of(*package.predict(model, image))
+    succeeds("export", "--run", run, "--out", root / name, "--dynamic", "batch")
+    file = load_exported(root / name)
+    outputs = file(model.transform(image)[None])[0]
+    assert outputs.dtype == (torch.float64 if task == "regression" else torch.float32)
+    activate = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
+    found = activate[file.metadata["activation"]](outputs)
+    assert found.numpy() == pytest.approx(expected, abs=1e-5, rel=1e-5)
+    assert file.metadata["task"] == task
+    judged = succeeds("export", "--run", run, "--out", root / name, "--dynamic", "batch", "--check")
+    model_line, file_line = re.findall(r"fake \S+ +(loss .+)", judged)
+    assert model_line == file_line
+
+
+def test_a_converted_file_predicts_and_evaluates_alike(image_run, root):
+    task, run = image_run
+    file = root / f"{task}.safetensors"
+    succeeds("convert", run, file)
+    image = Fake(None, "val", n=1, size=32).image(0)
+    ours, theirs = (values_of(*package.predict(source, image)) for source in (run, file))
+    assert np.array_equal(ours, theirs)
+    words = ["DATA.TEST=[fake]", "DATA.KWARGS={n: 16, size: 32, num_classes: 4}"]
+    found = package.evaluate(file, words, output_dir=root / f"{task}-file")
+    assert to_json(found) == to_json(package.evaluate(run))
+
+
+def test_a_card_sets_only_what_its_task_learns(image_run, root):
+    task, run = image_run
+    succeeds("convert", run, root / "card.safetensors")
+    card = read_metadata(root / "card.safetensors")
+    card["task"] = {"name": task, "settings": {"SEED": [1]}}
+    write_weights(root / "bad.safetensors", read_weights(root / "card.safetensors"), card)
+    ended = vil("predict", "MODEL.MODEL_PATH", root / "bad.safetensors", "--sample")
+    assert ended.code == 2
+    assert f"sets SEED, which TASK {task} does not learn" in ended.err
 
 
 def test_drawings_and_the_report(trained, root):

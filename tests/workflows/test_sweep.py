@@ -89,6 +89,17 @@ def test_a_run_for_each_combination_the_last_key_fastest():
     assert [run.group for run in runs[1:3]] == ["attn_type_full", "attn_type_longformer"]
 
 
+def test_folds_and_seeds_are_repetitions():
+    runs = planned("DATA.FOLDS=2", "DATA.FOLD=[0, 1]", "SEED=[0, 7]", "OPTIM.LR=[0.1, 0.2]")
+    assert names(runs)[0] == "fold_0-seed_0-lr_0.1"
+    assert {run.group for run in runs} == {"lr_0.1", "lr_0.2"}
+    write_plan(runs)
+    result = sweep(output_dir="s", train=False)
+    assert [row.runs for row in result.rows] == [4, 4]
+    assert {(row.fold, row.seed) for row in result.runs} == {(0, 0), (0, 7), (1, 0), (1, 7)}
+    assert {tuple(row.settings) for row in result.runs} == {("OPTIM.LR",)}
+
+
 def test_a_list_is_one_value_of_a_key_that_takes_a_list():
     runs = planned("AUG.SCALE=[0.5, 1.0]", "SEED=[1]")
     assert [run.cfg.AUG.SCALE for run in runs] == [(0.5, 1.0)]
@@ -278,7 +289,7 @@ def test_the_table_has_the_mean_and_spread_of_the_finished_runs():
     none = [row("none", 0, None, "pending")]
     groups = [summarize(runs, 1000, 10**7) for runs in (full, one, none)]
     text = re.sub(" +", " ", format_table(groups, [*full, *one, *none], "top-1", "%"))
-    assert "| | top-1 (%) | test | seeds |" in text
+    assert "| | top-1 (%) | test | runs |" in text
     assert "| full | 92.00 ± 2.83 | 82.00 ± 2.83 | 2 of 3 | 100.0 | 8 | 1 k | 10 M |" in text
     assert "| one | 50.00 | - | 1 | 10.0 | 4 |" in text
     assert "| full-2 | failed | 0 | a\\|b <c> |" in text
@@ -386,7 +397,7 @@ def test_killed_midway_and_started_again_it_loses_and_repeats_nothing(tmp_path):
     more = run(*words, f"{ATTN}=[full]", "SEED=[2]")
     assert "[5/5] attn_type_full-seed_2 finished: top1 " in more
     assert [starts(name) for name in NAMES] == [1, 2, 1, 1]
-    summary = [(row["name"], row["seeds"]) for row in table("s/summary.csv")]
+    summary = [(row["name"], row["finished"]) for row in table("s/summary.csv")]
     assert summary == [("attn_type_full", "3"), ("attn_type_longformer", "2")]
 
 

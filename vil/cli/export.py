@@ -8,9 +8,10 @@
   vil export --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth --out small.onnx
 
 The exported model takes images (B, c, H, W), normalized as in training, and returns logits (B,
-classes). Batch size and image size are dynamic unless --dynamic restricts them. The exported model
-computes in float32 on the CPU, regardless of the precision of training. The export fails if the
-outputs of the file differ from those of the original model.
+classes) or, for regression, numbers (B, numbers) in their original units. Batch size and image size
+are dynamic unless --dynamic restricts them. The exported model computes in float32 on the CPU,
+regardless of the precision of training. The export fails if the outputs of the file differ from
+those of the original model.
 
 --int8 writes a second file, with int8 linear layers, which change the outputs. Therefore add
 --check, which evaluates the original model and both files on the test sets. By default, the int8
@@ -69,6 +70,7 @@ def _open(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from vil.tasks import refuse_without
     from vil.workflows import export
 
     choose_format(args)
@@ -83,6 +85,10 @@ def run(args: argparse.Namespace) -> int:
             f"--check: the test images have {cfg.INPUT.IMAGE_SIZE} x {cfg.INPUT.IMAGE_SIZE} pixels "
             f"(INPUT.IMAGE_SIZE), but the exported file only takes {'x'.join(map(str, size))}"
         )
+    if args.check:
+        refuse_without(
+            cfg.TASK, "load_exported", "leave out --check: its files cannot be evaluated"
+        )
     options = dict(format=args.format, size=size, dynamic=args.dynamic, opset=args.opset)
     int8 = dict(int8=args.int8, calibration=args.calibration)
     result = export.export_config(cfg, args.out, class_names, **int8, **options)
@@ -92,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
         part = "test" if cfg.DATA.VAL else "val"
         for test, name, metrics in export.compare_on_test_sets(result, args.format):
-            shown = {key: value for key, value in metrics.items() if key != "per_class"}
+            shown = {key: value for key, value in metrics.items() if not isinstance(value, dict)}
             print(f"{part} set {test} {name:18} {format_pairs(shown)}")
     return 0
 
@@ -105,7 +111,7 @@ def print_files(result) -> None:
     for difference in result.differences:
         images = " x ".join(map(str, difference.shape))
         print(
-            f"  logits differ from the model's by at most {difference.largest:.1e} "
+            f"  outputs differ from the model's by at most {difference.largest:.1e} "
             f"for image shape {images}"
         )
     if result.num_int8:

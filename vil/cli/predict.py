@@ -374,10 +374,10 @@ def config_for_task(args: argparse.Namespace) -> ConfigWithClasses:
 
 
 class Tally:
-    """Counter of predicted images, unreadable images and, if the true classes are known, correct
-    predictions."""
+    """Counter of predicted images, unreadable images and, if the true classes or labels are known,
+    correct predictions."""
 
-    total = failed = correct = with_target = 0
+    total = failed = correct = compared = 0
 
     def count(self, predictions: Iterable[Any], names: list[str]) -> Iterator[Any]:
         """Yield the predictions and count them. After the last one, print how many are correct.
@@ -385,11 +385,11 @@ class Tally:
         for prediction in predictions:
             self.total += 1
             self.failed += bool(prediction.error)
-            if target := getattr(prediction, "target", ""):
-                self.with_target += 1
-                classes = prediction.classes
-                self.correct += bool(classes) and names[classes[0][0]] == target
+            if getattr(prediction, "target", None) is not None:
+                is_correct = prediction.is_correct(names)
+                self.compared += is_correct is not None
+                self.correct += bool(is_correct)
             yield prediction
-        if self.with_target:
-            share = 100 * self.correct / self.with_target
-            print(f"{self.correct} of {self.with_target} correct, {share:.2f} %", file=sys.stderr)
+        if self.compared:
+            share = 100 * self.correct / self.compared
+            print(f"{self.correct} of {self.compared} correct, {share:.2f} %", file=sys.stderr)

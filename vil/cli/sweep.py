@@ -16,9 +16,9 @@ again. If the grid has more values than before, runs are added. On Ctrl-C and SI
 their state and the sweep ends.
 
 Files in the output folder: summary.csv and summary.md (a row for each combination, with the mean
-and standard deviation of the metrics over the seeds, images/s, memory, parameters and MACs),
-runs.csv (a row for each run), and runs/<run>, the folders of vil train. docs/guides/sweep.md
-describes grid files.
+and standard deviation of the metrics over the seeds and the folds of a cross-validation, the number
+of runs, images/s, memory, parameters and MACs), runs.csv (a row for each run), and runs/<run>, the
+folders of vil train. docs/guides/sweep.md describes grid files.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 A copy of the model is traced on the CPU, in float32 and in evaluation mode, with an attention
 backend that uses only standard operators. In an exported model, a query attends to all 3x3 chunks
 around it, even if the model was trained with random shift. The file gets its final name only if its
-logits agree with those of the model.
+outputs agree with those of the model.
 
 Shapes: B batch, c input channels, H W image size.
 """
@@ -35,7 +35,7 @@ from vil.utils.errors import ExportError, one_line
 from vil.utils.lookup import lookup
 
 DYNAMIC = ("batch", "size")  # dimensions that may stay dynamic
-TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit if that is above 1
+TOLERANCE = 1e-4  # largest difference of outputs, relative to the largest one if that is above 1
 WRITERS = {"onnx": write_onnx, "torch": write_program, "aoti": write_package}
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch"}
 # exceptions that external models raise for image sizes that they do not support
@@ -43,7 +43,7 @@ SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, TypeError, IndexError)
 
 
 class Difference(NamedTuple):
-    """Largest absolute difference between the logits of an exported file and of the model, for
+    """Largest absolute difference between the outputs of an exported file and of the model, for
     random images of one shape (B, channels, H, W)."""
 
     shape: tuple[int, int, int, int]
@@ -59,8 +59,9 @@ def export_model(
     dynamic: Sequence[str] = DYNAMIC,
     opset: int | None = None,
     metadata: Mapping[str, str] | None = None,
+    output: str = "logits",
 ) -> list[Difference]:
-    """Export a model to a file, and compare the logits of the file and the model on random images.
+    """Export a model to a file, and compare the outputs of the file and the model on random images.
 
     path: file to write.
     size: height and width of the images. The file accepts only this size unless `dynamic` contains
@@ -72,14 +73,15 @@ def export_model(
     opset: ONNX opset, at least 18; None for torch's default.
     metadata: entries to store in addition to vil's version, the architecture, the image size and
       the dynamic dimensions.
+    output: name of the outputs in an ONNX file.
 
     Returns a Difference for each image shape that was compared. Raises ValueError if settings
-    contradict each other or the model does not support them, ExportError if the file's logits
+    contradict each other or the model does not support them, ExportError if the file's outputs
     differ from the model's, OSError if the file cannot be written, and ImportError, with the pip
     command to run, if a package is missing.
     """
     path, model = Path(path), copy.deepcopy(model).to("cpu", torch.float32).eval()
-    spec = ExportSpec(size, dynamic, opset)
+    spec = ExportSpec(size, dynamic, opset, output)
     format = format or lookup(SUFFIXES, path.suffix, "ending")
     write = lookup(WRITERS, format, "format")
     if format == "aoti" and path.suffix != ".pt2":
@@ -120,7 +122,7 @@ def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
 
 
 def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]]:
-    """Run the model on random images of several test shapes. Returns (images, logits) pairs.
+    """Run the model on random images of several test shapes. Returns (images, outputs) pairs.
 
     Raises ValueError if the model does not accept images of the size `spec.size`, or if `spec`
     requests a dynamic size but the model accepts no other size.
@@ -162,25 +164,25 @@ def _test_shapes(model: nn.Module, spec: ExportSpec) -> list[tuple[int, int, int
 def _compare(
     file: Path, format: str, expected: list[tuple[Tensor, Tensor]], path: Path
 ) -> list[Difference]:
-    """Compare the logits of an exported file with those of the model.
+    """Compare the outputs of an exported file with those of the model.
 
-    expected: (images, logits of the model) pairs. path: the final path of the file, for messages.
-    Raises ExportError if the file cannot run or the logits differ by more than TOLERANCE.
+    expected: (images, outputs of the model) pairs. path: the final path of the file, for messages.
+    Raises ExportError if the file cannot run or the outputs differ by more than TOLERANCE.
     """
     differences, run = [], load_exported(file, format)
-    for images, logits in expected:
+    for images, outputs in expected:
         shape = " x ".join(map(str, images.shape))
         try:
-            largest = (run(images) - logits).abs().max().item()
+            largest = (run(images) - outputs).abs().max().item()
         except Exception as error:  # runtimes have their own exceptions
             raise ExportError(
                 f"{path} was not written: running it on {shape} images failed: {one_line(error)}"
             ) from error
-        limit = TOLERANCE * max(1.0, logits.abs().max().item())
+        limit = TOLERANCE * max(1.0, outputs.abs().max().item())
         if not largest <= limit:  # also if NaN
             raise ExportError(
-                f"{path} was not written: its logits for {shape} images differ from the model's by "
-                f"{largest:.1e}, but the tolerance is {limit:.1e}"
+                f"{path} was not written: its outputs for {shape} images differ from those of the "
+                f"model by {largest:.1e}, but the tolerance is {limit:.1e}"
             )
         differences.append(Difference(tuple(images.shape), largest))
     return differences

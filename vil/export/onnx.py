@@ -45,7 +45,7 @@ def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping
             dynamo=True,
             verbose=False,
             input_names=["images"],
-            output_names=["logits"],
+            output_names=[spec.output],
             dynamic_shapes=spec.select_axes("batch", "height", "width"),
             opset_version=spec.opset,
             optimize=False,

@@ -29,11 +29,13 @@ class ExportSpec:
     size: height and width of the images.
     dynamic: which of the dimensions "batch" and "size" stay dynamic.
     opset: ONNX opset; None for torch's default.
+    output: name of the outputs in an ONNX file.
     """
 
     size: tuple[int, int]
     dynamic: Sequence[str]
     opset: int | None = None
+    output: str = "logits"
 
     def select_axes(self, batch: object, height: object, width: object) -> tuple:
         """Return the argument `dynamic_shapes` of torch.export.export and torch.onnx.export.

@@ -65,6 +65,18 @@ def is_names(value: Any) -> bool:
     )
 
 
+def is_task(value: Any) -> bool:
+    """Return whether a value is a dict with the name of a task, and its settings as {config key:
+    list of numbers}."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"name", "settings"}
+        and isinstance(value["name"], str)
+        and isinstance(value["settings"], dict)
+        and all(map(is_channels, value["settings"].values()))
+    )
+
+
 def is_arguments(value: Any) -> bool:
     """Return whether a value is None or a dict {name of an attention type: {argument: value}}."""
     return value is None or (
@@ -94,6 +106,9 @@ MODEL: dict[str, Check] = {
     "grad_checkpoint": FLAG,
 }
 LATER: dict[str, Check] = {"reversible": FLAG}  # not in cards of earlier versions
+TASK: dict[str, Check] = {  # only in cards of other tasks than classification
+    "task": (is_task, "an object with a name, and settings that are lists of numbers"),
+}
 CARD: dict[str, Check] = {
     "transform": (is_transform, f"null, or an object with {', '.join(TRANSFORM)}"),
     "classes": (is_names, "null, or a list of strings"),
@@ -114,7 +129,8 @@ def check_card(card: Any, source: Path) -> dict:
         raise CheckpointError(f"{source}: its model card has no object 'model'")
     model = card["model"]
     later = {name: check for name, check in LATER.items() if name in model}
-    for fields, values in ((CARD, card), (MODEL | later, model)):
+    task = TASK if "task" in card else {}
+    for fields, values in ((CARD | task, card), (MODEL | later, model)):
         for name, (holds, sentence) in fields.items():
             if name not in values:
                 raise CheckpointError(f"{source}: its model card has no {name!r}")

@@ -32,6 +32,7 @@ def save_pretrained(
     *,
     transform: Mapping | None = None,
     classes: Sequence[str] | None = None,
+    task: Mapping | None = None,
     source: Path | None = None,
 ) -> None:
     """Save a model to a folder, which is created if it does not exist.
@@ -39,13 +40,15 @@ def save_pretrained(
     transform: mean, std, crop_pct and interpolation of input images, as in timm; default: those in
     the model's `notes`.
     classes: class names; default: those in the model's `notes`.
+    task: see `make_model_card`; default: that in the model's `notes`.
     source: the file that the weights come from. The model card records its name and SHA-256.
 
     Raises CheckpointError if the folder cannot be written, and ValueError if no model card can be
     made, see `make_model_card`.
     """
     folder = Path(folder)
-    card = make_model_card(model, transform=transform, classes=classes, source=source)
+    notes = dict(transform=transform, classes=classes, task=task)
+    card = make_model_card(model, **notes, source=source)
     config = _make_config(model, card)
     write_weights(folder / WEIGHTS, model.state_dict(), card)
     with os_error_as(CheckpointError, f"{folder} cannot be written"):

@@ -31,6 +31,7 @@ def make_model_card(
     *,
     transform: Mapping | None = None,
     classes: Sequence[str] | None = None,
+    task: Mapping | None = None,
     source: Path | None = None,
 ) -> dict:
     """Return a dict for JSON from which `build_from_card` can rebuild the model.
@@ -39,14 +40,17 @@ def make_model_card(
 
     transform: settings mean, std, crop_pct and interpolation of the input transform, as in timm,
     and background, the color behind transparent pixels.
-    classes: class names. The defaults of `transform` and `classes` are in `model.notes`.
+    classes: class names.
+    task: what the outputs mean, if they are not the logits of one class per image: {"name": value
+    of the config key TASK, "settings": {config key: its value}}.
+    The defaults of `transform`, `classes` and `task` are in `model.notes`.
     source: the file of the weights. The card records its name and SHA-256.
 
     Raises ValueError for an unknown key in `transform`, a wrong number of class names, or if a card
     cannot represent the model's head, global pooling, a setting or an attention pattern.
     """
     transform = transform or model.notes.get("transform")
-    classes = classes or model.notes.get("classes")
+    classes, task = classes or model.notes.get("classes"), task or model.notes.get("task")
     if unknown := set(transform or {}) - set(TRANSFORM):
         raise ValueError(
             f"transform can have only the keys {', '.join(TRANSFORM)}, got {', '.join(unknown)}"
@@ -74,6 +78,8 @@ def make_model_card(
         "transform": dict(transform) if transform else None,
         "classes": list(classes) if classes else None,
     }
+    if task:
+        card["task"] = dict(task)
     if source is not None:
         card["source"] = {"file": source.name, "sha256": sha256_of(source)}
     return json.loads(json.dumps(card, default=_pattern_text))
@@ -126,8 +132,8 @@ def get_model_args(card: Mapping) -> dict:
 
 
 def get_card_notes(card: Mapping) -> dict:
-    """Return a model card's input transform and class names, as a dict for `MsViT.notes`."""
-    return {key: card[key] for key in ("transform", "classes") if card.get(key)}
+    """Return a model card's input transform, class names and task, as a dict for `MsViT.notes`."""
+    return {key: card[key] for key in ("transform", "classes", "task") if card.get(key)}
 
 
 def build_from_card(card: Mapping, **settings) -> MsViT:

@@ -1,7 +1,8 @@
 """Table of the results of a sweep: Markdown, which is readable as plain text too, and CSV.
 
-A group consists of the runs that differ only in their seed. The summary has a row for each group,
-with the mean and the standard deviation of the metric over the seeds.
+A group consists of the runs that differ only in their seed or in their fold of a cross-validation.
+The summary has a row for each group, with the mean and the standard deviation of the metric over
+the runs, and their number.
 """
 
 import csv
@@ -27,7 +28,7 @@ class RunRow(NamedTuple):
 
     name: str
     group: str
-    settings: Mapping[str, Any]  # {config key that differs between runs: value}, without SEED
+    settings: Mapping[str, Any]  # {config key that differs between groups: value}
     seed: int
     state: str  # "pending", "running", "interrupted" (can resume), "failed" or "finished"
     step: int = 0  # number of finished training steps
@@ -39,6 +40,7 @@ class RunRow(NamedTuple):
     images_per_second: float | None = None  # median training speed
     memory_mib: float | None = None  # peak memory, see `vil.engine.logger.memory_mb`
     seconds: float | None = None  # time of all training steps
+    fold: int | None = None  # DATA.FOLD of a cross-validation
 
 
 class GroupRow(NamedTuple):
@@ -52,7 +54,7 @@ class GroupRow(NamedTuple):
     test: float | None
     test_spread: float | None
     tests: list[float]  # metric in the final test of each finished run that has one
-    seeds: int  # number of finished runs
+    finished: int  # number of finished runs, those in the means
     runs: int  # number of all runs
     images_per_second: float | None
     memory_mib: float | None
@@ -82,7 +84,7 @@ def summarize(runs: Sequence[RunRow], parameters: int | None, macs: int | None) 
         test=mean("test"),
         test_spread=spread("test"),
         tests=known("test"),
-        seeds=len(finished),
+        finished=len(finished),
         runs=len(runs),
         images_per_second=mean("images_per_second"),
         memory_mib=mean("memory_mib"),
@@ -99,12 +101,13 @@ def format_table(groups: Sequence[GroupRow], runs: Sequence[RunRow], title: str,
     form, has_tests = digits_for(unit), any(group.tests for group in groups)
     rows, unfinished = [], []
     for group in groups:
+        is_complete = group.finished == group.runs
         test = {"test": number(group.test, form, group.test_spread)} if has_tests else {}
         rows.append({
             "": group.name,
             f"{title} ({unit})" if unit else title: number(group.metric, form, group.spread),
             **test,
-            "seeds": group.seeds if group.seeds == group.runs else f"{group.seeds} of {group.runs}",
+            "runs": group.runs if is_complete else f"{group.finished} of {group.runs}",
             "images/s": number(group.images_per_second, ".1f"),
             "memory (MiB)": number(group.memory_mib, ",.0f"),
             "parameters": "-" if group.parameters is None else short(group.parameters),

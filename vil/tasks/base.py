@@ -57,6 +57,22 @@ class OpenData(NamedTuple):
     note: str = ""
 
 
+class AttentionInput(NamedTuple):
+    """What `vil visualize attention` draws for an image.
+
+    network: the part of the model that has the attention layers. batch: its input (1, c, H, W).
+    image: this input without padding as an RGB image, an array (H, W, 3) of values from 0 to 1.
+    valid (1, 2): height and width of `image`; None if the input is not padded. caption: the model's
+    prediction as text, or "".
+    """
+
+    network: nn.Module
+    batch: Tensor
+    image: np.ndarray
+    valid: Tensor | None = None
+    caption: str = ""
+
+
 class TaskReport(NamedTuple):
     """A task's content for the run report: cards (title, value, remark) and HTML sections."""
 
@@ -85,8 +101,6 @@ class Task:
     complete_formats: the formats that output all classes, to which --top and --threshold do not
     apply.
     learned_keys: config keys that are empty until the training data determine their values.
-    predicts_classes: whether `run` returns the probabilities of classes, of which each image has
-    one. If it is False, the model cannot be exported, converted, or drawn by its attention.
     resizes_to_image_size: whether the network takes batches of images of INPUT.IMAGE_SIZE pixels.
     has_splits: whether the task supports the config keys in SPLIT_KEYS, such as DATA.VAL.
     `open_test_set` then has a second argument, the split to open: "val" or "test".
@@ -99,7 +113,6 @@ class Task:
     output_formats: Mapping[str, OutputFormat] = {}
     complete_formats: Sequence[str] = ()
     learned_keys: Sequence[str] = ()
-    predicts_classes = True
     resizes_to_image_size = True
     has_splits = False
     max_eval_batch: int | None = None
@@ -467,15 +480,42 @@ class Task:
     def add_target(self, prediction: Any, target: str) -> Any:
         """Return a copy of a prediction that also has the ground-truth target of its image.
 
-        target: the target as text. Out-of-fold prediction requires this method.
+        target: the target as text.
         """
         raise NotImplementedError
+
+    def describe_target(self, dataset: Any, index: int) -> str | None:
+        """Return the ground-truth target of the image `index` as text, for `add_target`.
+
+        dataset: one of `open_test_set`. Returns None if predictions have no ground-truth target.
+        """
+        return None
 
     def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """Compute the pooled features of B preprocessed images, without the model's head.
 
         Returns (B, D) float32 on the CPU. `vil embed` requires this method.
         """
+        raise NotImplementedError
+
+    def attention_input(self, model: nn.Module, image: Any) -> AttentionInput:
+        """Prepare an image to draw what the tokens of the model attend to.
+
+        model: in eval mode. image: an image of a dataset, or one that was read from a file. `vil
+        visualize attention` requires this method.
+        """
+        raise NotImplementedError
+
+    def export(self, model: nn.Module, path: Path, **options: Any) -> list[Any]:
+        """Write the model to a file, see `vil.export.export_model`.
+
+        options: its arguments `format`, `size`, `dynamic`, `opset` and `metadata`. `vil export`
+        requires this method, and for its flag --check also `load_exported`.
+        """
+        raise NotImplementedError
+
+    def load_exported(self, path: Path, format: str) -> nn.Module:
+        """Load a file that `export` wrote, as a model for `evaluate`."""
         raise NotImplementedError
 
     def failed(self, name: str, reason: str) -> Any:

@@ -85,7 +85,7 @@ class ModelBenchmark:
         rounds: int = 9,
         out: str | None = None,
     ):
-        why = "vil benchmark model measures only classifiers"
+        why = "vil benchmark model needs images of one size, INPUT.IMAGE_SIZE"
         refuse_without(cfg.TASK, "resizes_to_image_size", why)
         cfg, self.rounds = with_num_classes(cfg, FEWEST_CLASSES), rounds
         self.name = name if cfg.MODEL.ARCH == "msvit" else cfg.MODEL.ARCH

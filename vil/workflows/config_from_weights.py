@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vil.config import ConfigError
 from vil.layers.attention import ATTENTIONS
+from vil.tasks import TASKS
 
 # {model setting: config key}
 SETTINGS = {
@@ -75,4 +76,13 @@ def describe_weights(weights: str) -> tuple[list[str], list[str] | None]:
     found |= {key: transform[name] for name, key in TRANSFORM.items() if name in transform}
     if "interpolation" in transform:
         found["INPUT.INTERPOLATION"] = INTERPOLATION[transform["interpolation"]]
+    if task := about.get("task"):
+        entry = TASKS.get(task["name"])
+        learned = entry.load().learned_keys if entry else ()
+        if unknown := [key for key in task["settings"] if key not in learned]:
+            raise ConfigError(
+                f"{file}: its model card sets {unknown[0]:.80}, which TASK {task['name']} does not "
+                "learn from its training set: convert the checkpoint again"
+            )
+        found |= {"TASK": task["name"], **task["settings"]}
     return [f"{key}={value}" for key, value in found.items()], about["classes"]

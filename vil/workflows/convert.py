@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
+from vil.config.defaults import KEYS, leaves
 from vil.pretrained.catalog import get_weight
 from vil.pretrained.get_model import get_model
 from vil.pretrained.hub import CONFIG, WEIGHTS, save_pretrained
@@ -14,7 +15,7 @@ from vil.pretrained.infer_arch import infer_arch
 from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
-from vil.tasks import refuse_without, task_for
+from vil.tasks import TASKS, refuse_without, task_for
 from vil.tasks.image.build import card_transform
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file, refuse_run_files
@@ -54,8 +55,8 @@ def convert(
     if target.suffix in (".pth", ".pt", ".bin", ".onnx"):
         raise ConfigError(f"TARGET {target}: expected a .safetensors file or a folder")
     if cfg is not None:
-        why = "vil convert supports only classifiers; predict from the run's folder"
-        refuse_without(cfg.TASK, "predicts_classes", why)
+        why = "a model card cannot describe it: predict from the run's folder"
+        refuse_without(cfg.TASK, "resizes_to_image_size", why)
     path = find_weights(str(source) if cfg is None else cfg.MODEL.MODEL_PATH, "")
     path = path / "model.safetensors" if path.is_dir() else path
     if target.suffix == ".safetensors":
@@ -86,12 +87,23 @@ def convert(
     notes = {
         "transform": card_transform(cfg) if cfg else known.get("transform"),
         "classes": names,
+        "task": describe_task(cfg) if cfg else known.get("task"),
     }
     if target.suffix == ".safetensors":
         write_weights(target, model.state_dict(), make_model_card(model, **notes, source=path))
     else:
         save_pretrained(model, target, **notes, source=path)
     return lines
+
+
+def describe_task(cfg: CfgNode) -> dict | None:
+    """Return the task of a config for a model card, see `make_model_card`, with the values that
+    training determined. Returns None for classification, the default of TASK."""
+    default = KEYS["TASK"].default
+    if default == cfg.TASK:
+        return None
+    values, learned = leaves(cfg), TASKS.entry(cfg.TASK).load().learned_keys
+    return {"name": cfg.TASK, "settings": {key: list(values[key]) for key in learned}}
 
 
 def check_folder(target: Path, source: Path) -> None:

@@ -104,12 +104,14 @@ def evaluate_config(
     check_extras([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST])
     cfg = with_num_classes(cfg)
     if calibrate:
-        refuse_without(cfg.TASK, "calibrate", "--calibrate supports only classifiers")
+        why = "--calibrate is for classes and labels: leave it out"
+        refuse_without(cfg.TASK, "calibrate", why)
         checkpoint = find_checkpoint(weights, cfg.DATA.DATA_DIR, head)
         if checkpoint is None:
             raise ConfigError("--calibrate needs the checkpoint of a run: give --run DIR")
     if num_worst:
-        refuse_without(cfg.TASK, "draw_worst", "--pictures supports only detectors; use vil report")
+        why = "--pictures draws boxes: use vil report, which shows the worst images"
+        refuse_without(cfg.TASK, "draw_worst", why)
     with preserve_global_state():
         device = configure_device(cfg)
         with process_group(cfg.DISTRIBUTED_BACKEND, device) as dist, worker_errors():
@@ -151,15 +153,17 @@ def results_folder(cfg: CfgNode) -> str:
     """Return the path of the folder of results below OUTPUT_DIR.
 
     It is eval. Exception: in the folder of a run, weights other than its best checkpoint have a
-    folder of their own, such as eval/step-00000220, so that they do not replace the results of the
-    best one.
+    folder of their own, such as eval/step-00000220, or eval/nano-step-00000220 for a checkpoint of
+    another run, so that they do not replace the results of the best one.
     """
     run, weights = Path(cfg.OUTPUT_DIR), cfg.MODEL.MODEL_PATH
     if not (weights and (run / "config.yaml").is_file()):
         return "eval"
     checkpoint = find_checkpoint(weights, cfg.DATA.DATA_DIR, "keep")
-    if checkpoint is None or checkpoint.run.resolve() != run.resolve():
+    if checkpoint is None:
         return f"eval/{Path(weights).stem}"
+    if checkpoint.run.resolve() != run.resolve():
+        return f"eval/{checkpoint.run.resolve().name}-{checkpoint.name}"
     best = resolve_link(run / "checkpoints", "best")
     is_best = best is None or best.name == checkpoint.name
     return "eval" if is_best else f"eval/{checkpoint.name}"

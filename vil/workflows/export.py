@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from vil.data.build import read_options
 from vil.data.datasets.image_list import ImageList
 from vil.data.workers import worker_errors
-from vil.export import export_model, load_exported, quantize_linears
+from vil.export import quantize_linears
 from vil.export.exporter import SUFFIXES
 from vil.export.onnx import require_onnx
 from vil.tasks import refuse_without, task_for, with_num_classes
@@ -32,7 +32,7 @@ class ExportResult(NamedTuple):
     """Result of an export."""
 
     report: str  # text that states which weights were loaded
-    # per tested input shape: largest difference between the logits of the file and of the model
+    # per tested input shape: largest difference between the outputs of the file and of the model
     differences: list[Any]
     files: list[Path]  # the exported file and, if requested, a second file with int8 linear layers
     num_int8: int  # number of int8 layers; 0 if there is no second file
@@ -58,7 +58,11 @@ def export_config(
     `vil.export.export_model`. Raises ConfigError if the model cannot be exported, and ExportError
     if the outputs of the file and of the model differ.
     """
-    refuse_without(cfg.TASK, "predicts_classes", "vil export supports only classifiers")
+    why = "vil export needs a model with the same number of outputs for every image"
+    refuse_without(cfg.TASK, "export", why)
+    if int8:
+        why = "--int8 needs images of one size: leave it out"
+        refuse_without(cfg.TASK, "resizes_to_image_size", why)
     path, head = cfg.MODEL.MODEL_PATH, cfg.FINETUNE.HEAD
     refuse_random_weights(path or cfg.MODEL.PRETRAINED, head)
     cfg, device = with_num_classes(cfg), torch.device("cpu")
@@ -76,12 +80,12 @@ def export_config(
         images = ImageList(found, **read_options(cfg))
         for _ in iter_calibration_batches(task, images):
             pass  # raise the error for too few readable images before the export, which is slow
-    notes = {"model": cfg.MODEL.ARCH, **card_transform(cfg)}
+    notes = {"task": cfg.TASK, "model": cfg.MODEL.ARCH, **card_transform(cfg)}
     notes |= {"classes": list(task.class_names)} if task.class_names else {}
     texts = {key: json.dumps(x) if type(x) is list else str(x) for key, x in notes.items()}
     files, count = [out := Path(out)], 0
     with _as_config_error(out):
-        differences = export_model(model, out, metadata=texts, **options)
+        differences = task.export(model, out, metadata=texts, **options)
     if int8:
         files.append(int8_file(out))
         batches = iter_calibration_batches(task, images) if images else None
@@ -110,10 +114,11 @@ def compare_on_test_sets(
     format: format of the files, such as "onnx". Yields (test set, name, metrics), where `name` is
     "model" or the name of a file.
     """
-    files = {file.name: load_exported(file, format) for file in result.files}
+    task = result.task
+    files = {file.name: task.load_exported(file, format) for file in result.files}
     with worker_errors():
-        open_test_sets(result.task)
+        open_test_sets(task)
         network = move_to_device(result.model, result.execution, training=False)
         for name, model in {"model": network, **files}.items():
-            for test, metrics in result.task.evaluate(model).items():
+            for test, metrics in task.evaluate(model).items():
                 yield test, name, metrics

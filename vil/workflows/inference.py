@@ -173,7 +173,7 @@ def load_for_evaluation(
     model = prepare_for_evaluation(task.inference_model(model), execution)
     fast = cfg.EVAL.FAST
     if fast:
-        why = "--fast (EVAL.FAST) does not support detectors"
+        why = "--fast (EVAL.FAST) needs images of one size: leave it out"
         refuse_without(cfg.TASK, "resizes_to_image_size", why)
     select_attention_backends(model, execution, dist, training=False)
     if fast:

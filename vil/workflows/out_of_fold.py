@@ -10,7 +10,6 @@ from yacs.config import CfgNode
 
 from vil.tasks import refuse_without, task_for
 from vil.tasks.base import Task
-from vil.tasks.image.task import describe_target
 from vil.utils.errors import ConfigError, in_python_words
 from vil.utils.global_state import preserve_global_state
 from vil.workflows.configure import ConfigWithClasses, Options, Overrides, as_options, run_config
@@ -44,7 +43,8 @@ def predict_out_of_fold(
     batch_size: int | None = None,
     num_workers: int = 0,
 ) -> Iterator[Any]:
-    """Yield a prediction, with its true target, for every image of a cross-validation.
+    """Yield a prediction for every image of a cross-validation, with its true class, labels or
+    numbers.
 
     Each run predicts its own test sets. A test set is skipped if no run lists the same dataset in
     DATA.TRAIN.
@@ -68,8 +68,8 @@ def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None)
     one test set. runs: {folder of a run: its config and class names}. tta: see `vil.predict`."""
     configs = [found.cfg for found in runs.values()]
     check_views(configs[0].TASK, tta)
-    why = "out-of-fold prediction is not supported for this task"
-    refuse_without(configs[0].TASK, "add_target", why)
+    why = "--out-of-fold needs a task that opens its training set by the method open_train_set"
+    refuse_without(configs[0].TASK, "open_train_set", why)
     check_same(configs, [found.class_names for found in runs.values()])
     check_fold_numbers({run: (cfg.DATA.FOLD, cfg.DATA.FOLDS) for run, (cfg, _) in runs.items()})
     names, folds = {name for cfg in configs for name in cfg.DATA.TRAIN}, []
@@ -165,7 +165,7 @@ def iter_out_of_fold(
     num_workers: int | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Any]:
-    """Yield predictions for the test images of each fold, with their true targets.
+    """Yield predictions for the test images of each fold, with their true class, labels or numbers.
 
     One model is loaded at a time. tta: see `vil.predict`. batch_size, num_workers: None for the
     values in each run's config. settings: arguments of `Task.limit_classes`, such as {"top": 1}.
@@ -179,4 +179,5 @@ def iter_out_of_fold(
         for dataset in fold.held_out.values():
             predictions = iter_predictions(ensemble, dataset, batch_size, workers)
             for index, prediction in enumerate(predictions):
-                yield model.task.add_target(prediction, describe_target(dataset, index))
+                target = model.task.describe_target(dataset, index)
+                yield prediction if target is None else model.task.add_target(prediction, target)

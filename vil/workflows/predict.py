@@ -201,8 +201,8 @@ def task_settings(
 
     task: name of the task. top: number of most probable classes per image, by default TOP.
     threshold: smallest probability of a predicted class; None for no threshold. Raises ConfigError
-    if `threshold` is given and the task does not support it, or if either is given for a format
-    that includes all classes.
+    if either is given and the task does not support it, or if either is given for a format that
+    includes all classes.
     """
     task_class = TASKS.entry(task).load()
     if not task_class.output_formats:  # the task of a plug-in
@@ -211,11 +211,14 @@ def task_settings(
     given = {"top": top, "threshold": threshold}
     if complete and (names := [name for name, value in given.items() if value is not None]):
         raise ConfigError(f"--format {output_format} includes every class: remove --{names[0]}")
-    if threshold is None:
-        return {"top": None if complete else top or TOP}
-    why = "--threshold is for classes: leave it out (detectors: set DETECTION.TEST.SCORE)"
+    if top is threshold is None:
+        return {"top": None if complete else TOP}
+    why = (
+        "--top and --threshold are for one class per image: leave them out (detectors: set "
+        "DETECTION.TEST.SCORE)"
+    )
     refuse_without(task, "limit_classes", why)
-    return {"top": top or TOP, "threshold": threshold}
+    return {"top": top or TOP, "threshold": threshold or 0.0}
 
 
 class PredictionFolder:
@@ -280,7 +283,7 @@ def predict_files(
     originals = ImageList(images, **read_options(cfg))
     predictions = iter_predictions(ensemble, originals, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
     for index, prediction in enumerate(predictions):
-        if targets:
+        if targets and task.supports("add_target"):
             prediction = task.add_target(prediction, targets[index])
         if drawing and not prediction.error:
             image = to_display(originals.image(index))

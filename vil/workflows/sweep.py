@@ -63,7 +63,8 @@ LOCAL = {
     "RUN.SAVE_STEPS", "RUN.KEEP", "RUN.KEEP_EVERY", "RUN.MAX_FAILED_SAVES", "RUN.HANG_SECONDS",
     "RUN.GRACE_SECONDS",
 }  # fmt: skip
-SEED = re.compile(r"(^|-)seed_[^-]+")  # in the name of a run
+REPEATED = ("SEED", "DATA.FOLD")  # keys in which the runs of a group differ
+SPREAD = "± is the standard deviation over the runs that differ only in their seed or fold."
 MAX_RUNS = 10_000  # of one grid
 LONGEST = 60  # characters of a value in a folder's name
 ERROR = re.compile(r"^(?:vil [^\s:]+|torchrun)[^:\n]*: (.+)$", re.MULTILINE)  # of a command
@@ -84,8 +85,9 @@ class SweepRun:
 
     @property
     def group(self) -> str:
-        """Name of the group of runs that differ only in their seed."""
-        return SEED.sub("", self.name).removeprefix("-") or "all"
+        """Name of the group of runs that differ only in their seed or fold."""
+        own = f"(^|-)(seed_{self.cfg.SEED}|fold_{self.cfg.DATA.FOLD})(?=-|$)"
+        return re.sub(own, "", self.name).removeprefix("-") or "all"
 
     @property
     def folder(self) -> Path:
@@ -101,9 +103,9 @@ class SweepResult(NamedTuple):
 
     status: "finished", "failed" if a run failed, "interrupted" if Ctrl-C stopped the sweep, or
     "unfinished" if runs were stopped otherwise or were not to be trained. code: exit code of the
-    command `vil sweep`. rows: a table row for each group of runs that differ only in their seed.
-    runs: a table row for each run. text: the table. plan: the runs with their configs. metric: its
-    name.
+    command `vil sweep`. rows: a table row for each group of runs that differ only in their seed or
+    fold. runs: a table row for each run. text: the table. plan: the runs with their configs.
+    metric: its name.
     """
 
     status: str
@@ -270,7 +272,7 @@ def plan_runs(folder: Path, grid: Grid, imports: Sequence[str]) -> list[SweepRun
     for run, other in itertools.product(planned, known):
         changed = diff(other.cfg, run.cfg) if run.group == other.group else {}
         for key, (was, wanted) in changed.items():
-            if key not in LOCAL and (key != "SEED" or run.name == other.name):
+            if key not in LOCAL and (key not in REPEATED or run.name == other.name):
                 raise ConfigError(
                     f"{key} is {was!r} in the sweep in {folder}, and cannot be changed to "
                     f"{wanted!r}: choose another --output, or sweep over the values with "
@@ -467,16 +469,17 @@ def check_models(runs: Sequence[SweepRun]) -> tuple[Metric, dict[str, tuple]]:
         if run.group in sizes:
             continue
         try:
-            metric = task_for(with_num_classes(run.cfg), torch.device("cpu")).metric
+            task = task_for(with_num_classes(run.cfg), torch.device("cpu"))
+            metric = task.metric
             first = first or metric
             if metric.name != first.name:
                 raise ConfigError(
                     f"has the metric {metric.name}, but the first run has {first.name}"
                 )
-            cost = analyze_cost(run.cfg)
-            sizes[run.group] = cost.parameters, cost.macs
-        except NotImplementedError:  # a plug-in's task without `cost`
             sizes[run.group] = None, None
+            if task.supports("cost"):
+                cost = analyze_cost(run.cfg)
+                sizes[run.group] = cost.parameters, cost.macs
         except ConfigError as error:
             raise ConfigError(f"run {run.name}: {error}") from error
     return first, sizes
@@ -511,7 +514,8 @@ def read_rows(runs: Sequence[SweepRun], metric: Metric) -> list[RunRow]:
     """Read the states and the logged results of runs from their folders. The rows have the values
     of the config keys in which the runs differ."""
     rows = []
-    changed = {key for run in runs for key in diff(runs[0].cfg, run.cfg)} - {"SEED", "OUTPUT_DIR"}
+    changed = {key for run in runs for key in diff(runs[0].cfg, run.cfg)}
+    changed -= {*REPEATED, "OUTPUT_DIR"}
     for run in runs:
         output = run.path("output", ".txt")
         try:
@@ -543,6 +547,7 @@ def read_rows(runs: Sequence[SweepRun], metric: Metric) -> list[RunRow]:
                 run.group,
                 settings={key: value for key, value in values.items() if key in changed},
                 seed=values["SEED"],
+                fold=values["DATA.FOLD"] if values["DATA.FOLDS"] else None,
                 state=state,
                 step=record.status.get("step", 0),
                 code=code,
@@ -565,7 +570,7 @@ def write_table(result: SweepResult) -> None:
     with os_error_as(ConfigError, f"--output {folder}"):
         replace_text(folder / "summary.csv", to_csv(result.rows, result.metric))
         replace_text(folder / "runs.csv", to_csv(result.runs, result.metric))
-        page = f"# {folder.resolve().name}\n\n{result.text}\nMeasured on {processor()}.\n"
+        page = f"# {folder.resolve().name}\n\n{result.text}\n{SPREAD} Measured on {processor()}.\n"
         replace_text(folder / "summary.md", page)
 
 

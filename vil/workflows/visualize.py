@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 from yacs.config import CfgNode
 
 from vil.config import override
-from vil.data.bands import BandImage, rgb_channels
+from vil.data.bands import BandImage
 from vil.data.build import read_options
 from vil.data.image import UnreadableImage, read_image
 from vil.engine.evaluation import evaluating
@@ -27,7 +26,7 @@ from vil.ops.window import Mask
 from vil.report.attention_maps import Row, draw_attention
 from vil.report.pattern import draw_patterns, seen_from
 from vil.tasks import refuse_without
-from vil.tasks.base import Task
+from vil.tasks.base import AttentionInput, Task
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import replacing
 from vil.workflows.inference import load_model, open_test_sets
@@ -72,8 +71,8 @@ def visualize_attention(
     Returns (report, left_out). report: which weights were loaded. left_out: for each stage whose
     maps cannot be drawn, a line with the reason.
     """
-    why = "vil visualize attention draws only the attention of classifiers"
-    refuse_without(cfg.TASK, "predicts_classes", why)
+    why = "its attention cannot be drawn, because its task has no method attention_input"
+    refuse_without(cfg.TASK, "attention_input", why)
     inference = load_model(override(cfg, ["EVAL.FAST=False"]), class_names)
     task = inference.task
     try:
@@ -84,27 +83,23 @@ def visualize_attention(
             original = read_image(source, **read_options(cfg))
     except UnreadableImage as error:
         raise DataError(f"{image} cannot be read: {error}") from error
-    tensor = inference.transform(original)
-    size = tuple(tensor.shape[-2:])
-    pixel = (size[0] // 2, size[1] // 2)
-    if selection.token:
-        pixel = parse_token(selection.token, size, "pixels")
     rows, left_out = [], []
     with evaluating(inference.model) as model:
-        batch = tensor[None].to(task.device)
-        probability, number = task.run(model, [tensor])[0].max(-1)
-        for stage, block in blocks_of(model, selection):
+        shown = task.attention_input(model, original)
+        size = shown.image.shape[:2]
+        pixel = (size[0] // 2, size[1] // 2)
+        if selection.token:
+            pixel = parse_token(selection.token, size, "pixels")
+        for stage, block in blocks_of(shown.network, selection):
             try:
-                rows += rows_of(model, batch, stage, block, pixel, selection.only)
+                rows += rows_of(shown, stage, block, pixel, selection.only)
             except ValueError as error:
                 left_out.append(f"stage {stage + 1}: {error}")
     if not rows:
         raise ConfigError(left_out[0] if left_out else "--only global: there are no global tokens")
-    title = f"{image}: class {inference.classes[number.item()]}, {probability:.1%}"
-    mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (cfg.INPUT.MEAN, cfg.INPUT.STD))
-    shown = rgb_channels((tensor * std + mean).clamp(0, 1)).permute(1, 2, 0).numpy()
+    title = f"{image}: {shown.caption}" if shown.caption else image
     with replacing(out) as aside:
-        draw_attention(shown, rows, title, aside)
+        draw_attention(shown.image, rows, title, aside)
     return inference.report, left_out
 
 
@@ -141,15 +136,16 @@ def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
 
 
 def rows_of(
-    model: MsViT, batch: Tensor, stage: int, block: int, pixel: tuple[int, int], only: str | None
+    shown: AttentionInput, stage: int, block: int, pixel: tuple[int, int], only: str | None
 ) -> list[Row]:
     """Return the rows of the figure for one transformer block. The first row has the attention maps
     of the query token at a pixel. Then each global token has a row.
 
-    batch: the image (1, c, H, W). stage, block: indices from 0. pixel: (row, col). only: "token"
-    for only the first row, "global" for only the rows of global tokens, None for all. Raises
-    ValueError if no token covers the pixel, or if this type of attention has no maps.
+    shown: the image. stage, block: indices from 0. pixel: (row, col). only: "token" for only the
+    first row, "global" for only the rows of global tokens, None for all. Raises ValueError if no
+    token covers the pixel, or if this type of attention has no maps.
     """
+    model, batch = shown.network, shown.batch
     num_global, asked = model.specs[stage].num_global, {}
     where = f"stage {stage + 1}, block {block + 1}"
     side = math.prod(each.embed.patch for each in model.stages[: stage + 1])
@@ -166,7 +162,7 @@ def rows_of(
         asked |= {n: (f"{where}\nglobal token {n + 1}", None) for n in range(num_global)}
     if not asked:
         return []
-    found = attention_maps(model, batch, stage, block, list(asked))
+    found = attention_maps(model, batch, stage, block, list(asked), shown.valid)
     weights = found.weights[0].cpu().double().numpy()
     return [
         Row(title, weights[:, n], num_global, found.cells, side * found.ratio, square)

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import pil_to_tensor
@@ -16,9 +17,10 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from vil.engine.distributed import compute_on_main, gather_objects
 from vil.engine.evaluation import autocast, iter_in_step
 from vil.engine.loop import Loss
-from vil.tasks.base import ImageMeta, Task, make_metric
+from vil.tasks.base import AttentionInput, ImageMeta, Task, make_metric
 from vil.tasks.detection import METRICS, coco_eval
 from vil.tasks.detection.coco_eval import IOU_TYPES
+from vil.tasks.detection.data.batch import to_unit_range
 from vil.tasks.detection.data.masks import import_faster_coco_eval
 from vil.tasks.detection.detections import Detections, from_output
 from vil.tasks.detection.error_analysis import draw_worst
@@ -40,7 +42,6 @@ class DetectionTask(Task):
     """
 
     output_formats = FORMATS
-    predicts_classes = False
     columns = ("loss", "box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75")
 
     def __init__(
@@ -164,6 +165,16 @@ class DetectionTask(Task):
     def preprocess(self, image: Image.Image) -> Tensor:
         """Convert an image to a tensor (3, H, W) uint8. The model resizes and normalizes it."""
         return pil_to_tensor(image)
+
+    def attention_input(self, model: nn.Module, image: Image.Image) -> AttentionInput:
+        transform, pixels = model.transform, self.preprocess(image).to(self.device)
+        batch, _ = transform([to_unit_range(pixels)])  # resized, normalized and padded
+        valid = torch.tensor(batch.image_sizes, device=self.device)
+        height, width = batch.image_sizes[0]
+        resized = batch.tensors[0, :, :height, :width].movedim(0, -1).cpu()
+        shown = resized * torch.tensor(transform.image_std) + torch.tensor(transform.image_mean)
+        shown = shown.clamp(0, 1).numpy()
+        return AttentionInput(model.attention_body, batch.tensors, shown, valid)
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> list[Detections]:
         """Detect the objects in each image (3, H, W) separately, in tiles if `tile` is not 0."""

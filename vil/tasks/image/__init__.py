@@ -57,7 +57,7 @@ ENTRIES = {
         about="any number of labels per image",
         noun="multilabel classifier",
         declares=keys.MULTILABEL,
-        formats=("table", "json", "csv"),
+        formats=("table", "json", "csv", "probabilities"),
         metrics=LABEL_METRICS,
     ),
     "regression": dict(

@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from vil.config.defaults import leaves
 from vil.config.unused_keys import warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
-from vil.data.bands import PIL_CHANNELS
+from vil.data.bands import PIL_CHANNELS, rgb_channels
 from vil.data.batch import Batch
 from vil.data.build import read_settings
 from vil.data.classes import add_learned_classes, match_classes, read_class_mapping
@@ -30,7 +30,7 @@ from vil.engine.build import MEMORY_FORMATS, amp_dtype
 from vil.engine.distributed import DistInfo
 from vil.integrations.build import build_network
 from vil.pretrained.load_weights import Report, load_weights
-from vil.tasks.base import Datasets
+from vil.tasks.base import AttentionInput, Datasets, ImageMeta
 from vil.tasks.image import LOSSES
 from vil.tasks.image.class_metrics import metric_names
 from vil.tasks.image.classes import Classes
@@ -153,6 +153,15 @@ class ConfiguredTask(ImageTask):
             (to_pil_image(image[:3].clamp(0, 1)), self.format_target(target))
             for image, target in zip(images, batch.targets)
         ]
+
+    def attention_input(self, model: nn.Module, image: Any) -> AttentionInput:
+        tensor = self.preprocess(image)
+        output = self.run(model, [tensor])
+        (prediction,) = self.postprocess(output, [ImageMeta("", tensor.shape[-2:])])
+        mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (self.mean, self.std))
+        shown = rgb_channels((tensor * std + mean).clamp(0, 1)).permute(1, 2, 0).numpy()
+        caption = self.target.caption(prediction, self.label)
+        return AttentionInput(model, tensor[None].to(self.device), shown, caption=caption)
 
     def open_train_set(self) -> ImageDataset:
         """Open the sets in DATA.TRAIN, as one dataset."""
@@ -302,7 +311,6 @@ class Multilabel(ConfiguredTask):
     }
     unused = ("LOSS.LOSS", "LOSS.FOCAL", "LOSS.LOGIT_ADJUSTMENT", "DATA.TARGETMAP")
     output_formats = Labels.formats
-    predicts_classes = False
 
 
 class Regression(ConfiguredTask):
@@ -316,7 +324,6 @@ class Regression(ConfiguredTask):
     }
     unused = ("LOSS", "DATA.TARGETMAP")
     output_formats = Numbers.formats
-    predicts_classes = False
     learned_keys = ("REGRESSION.MEAN", "REGRESSION.STD")
 
     def check_outputs(self, num_outputs: int) -> None:

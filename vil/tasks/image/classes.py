@@ -70,6 +70,7 @@ class Classes(Target):
     target_type = "class"
     metrics = CLASS_METRICS
     prediction = ClassPrediction
+    activation = "softmax"
     formats = {
         "table": classes_as_table,
         "json": as_json,
@@ -310,6 +311,10 @@ class Classes(Target):
 
     def describe(self, prediction: ClassPrediction, label: Callable[[int], str]) -> list[str]:
         return [f"{label(index)} {share:.2f}" for index, share in prediction.classes]
+
+    def caption(self, prediction: ClassPrediction, label: Callable[[int], str]) -> str:
+        index, share = prediction.classes[0]
+        return f"class {label(index)}, {share:.1%}"
 
 
 def score(logits: Tensor, targets: Tensor, class_mapping: Tensor | None = None) -> Scores:

@@ -44,7 +44,13 @@ class Labels(Target):
     target_type = "labels"
     metrics = LABEL_METRICS
     prediction = LabelPrediction
-    formats = {"table": partial(as_table, columns=("labels",)), "json": as_json, "csv": as_csv}
+    activation = "sigmoid"
+    formats = {
+        "table": partial(as_table, columns=("labels",)),
+        "json": as_json,
+        "csv": as_csv,
+        "probabilities": as_csv,
+    }
 
     def __init__(
         self,

@@ -6,12 +6,13 @@ and restored in float64, because float32 cannot tell apart large numbers that di
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vil.data.batch import Batch
 from vil.data.dataset import ImageDataset
@@ -42,6 +43,7 @@ class Numbers(Target):
     target_type = "numbers"
     metrics = NUMBER_METRICS
     prediction = NumberPrediction
+    output_name, activation = "numbers", "none"
     formats = {"table": as_table, "json": as_json, "csv": as_csv}
 
     def __init__(
@@ -177,6 +179,16 @@ class Numbers(Target):
         """Convert predicted numbers (B, K) to one prediction per image."""
         rows = zip(files, values.tolist())
         return [NumberPrediction(file, numbers=numbers) for file, numbers in rows]
+
+    def for_export(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the model that predicts the numbers in their original units, (B, K)
+        float64."""
+        model = deepcopy(model)
+        model.register_forward_hook(lambda module, args, outputs: self.decode(outputs.double()))
+        return model
+
+    def encode(self, outputs: Tensor) -> Tensor:
+        return ((outputs - self.mean) / self.std).float()
 
     def describe(self, prediction: NumberPrediction, label: Callable[[int], str]) -> list[str]:
         return [f"{label(i)} {number:.4g}" for i, number in enumerate(prediction.numbers)]

@@ -38,6 +38,11 @@ class Prediction:
         """Return the predicted values as text for a table with one line per image."""
         raise NotImplementedError
 
+    def is_correct(self, names: Sequence[str]) -> bool | None:
+        """Return whether the most probable class, or the set of predicted labels, is the target.
+        Returns None for numbers, which are never exactly equal. names: of the classes."""
+        return None
+
 
 @dataclass(frozen=True)
 class ClassPrediction(Prediction):
@@ -58,6 +63,9 @@ class ClassPrediction(Prediction):
         probabilities = dict(self.classes)
         return [probabilities.get(i, "") for i in range(len(names))]
 
+    def is_correct(self, names: Sequence[str]) -> bool:
+        return bool(self.classes) and names[self.classes[0][0]] == self.target
+
 
 @dataclass(frozen=True)
 class LabelPrediction(Prediction):
@@ -75,6 +83,9 @@ class LabelPrediction(Prediction):
 
     def cells(self, names: Sequence[str]) -> list[str]:
         return [", ".join(self.describe(names)) or "none"]
+
+    def is_correct(self, names: Sequence[str]) -> bool:
+        return not self.error and "|".join(names[i] for i in self.labels) == self.target
 
     def describe(self, names: Sequence[str]) -> list[str]:
         """Return the predicted labels with their probabilities, as text."""

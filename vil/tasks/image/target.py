@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vil.data.batch import Batch
 from vil.data.dataset import ImageDataset
@@ -65,7 +65,9 @@ class Target:
 
     target_type: type of the targets of a dataset, see `ImageDataset`. metrics: {name: (label, unit,
     higher is better)}, the default first. formats: {name: output format of `vil predict`}.
-    prediction: class of the predictions. device: of the constants in the loss.
+    prediction: class of the predictions. device: of the constants in the loss. output_name: name of
+    the outputs of an exported model. activation: function that converts the outputs of an exported
+    model to predicted values: "softmax", "sigmoid" or "none".
 
     A kind of target that can be calibrated also defines `calibrate(name, loader, outputs)`, which
     returns the calibration that is fitted to the outputs on the test set `name`, and
@@ -76,6 +78,8 @@ class Target:
     metrics: ClassVar[Metrics]
     formats: ClassVar[Mapping[str, OutputFormat]]
     prediction: ClassVar[type[Prediction]]
+    output_name: ClassVar[str] = "logits"
+    activation: ClassVar[str]
 
     def __init__(self, device: torch.device = torch.device("cpu")):  # noqa: B008
         self.device = device
@@ -165,6 +169,20 @@ class Target:
     def describe(self, prediction: Any, label: Callable[[int], str]) -> list[str]:
         """Return lines of text to draw a prediction onto its image. label: see `find_problem`."""
         raise NotImplementedError
+
+    def caption(self, prediction: Any, label: Callable[[int], str]) -> str:
+        """Describe a prediction in one line. label: see `find_problem`."""
+        return ", ".join(self.describe(prediction, label)) or "none"
+
+    # ---- export
+
+    def for_export(self, model: nn.Module) -> nn.Module:
+        """Return the model with outputs as the users of an exported file expect them."""
+        return model
+
+    def encode(self, outputs: Tensor) -> Tensor:
+        """Convert the outputs of an exported model to those of the network."""
+        return outputs
 
 
 def mean_loss(losses: Tensor, image_weights: Tensor | None, metrics: Mapping[str, Tensor]) -> Loss:

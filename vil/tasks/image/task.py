@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from vil.engine.distributed import (
 )
 from vil.engine.evaluation import autocast, evaluating, iter_in_step
 from vil.engine.loop import Loss
+from vil.export import export_model, load_exported
+from vil.export.exporter import Difference
+from vil.export.runtime import ExportedModel
 from vil.integrations.optimize import OptimizedModel
 from vil.models.features import pooled_features
 from vil.tasks.base import ImageMeta, Task, TaskReport, make_metric
@@ -232,6 +236,20 @@ class ImageTask(Task):
         with autocast(self.device, self.amp_dtype):
             return pooled_features(model, images).float().cpu()
 
+    def export(
+        self, model: nn.Module, path: Path, *, metadata: Mapping[str, str], **options: Any
+    ) -> list[Difference]:
+        """Write the model to a file that maps images (B, c, H, W) to logits (B, K) or, for numbers,
+        to their values in the original units. The metadata have the activation of the outputs."""
+        target = self.target
+        metadata = {**metadata, "activation": target.activation}
+        exported, output = target.for_export(model), target.output_name
+        return export_model(exported, path, metadata=metadata, output=output, **options)
+
+    def load_exported(self, path: Path, format: str) -> nn.Module:
+        file = load_exported(path, format)
+        return ExportedModel(lambda images: self.target.encode(file(images)), file.metadata)
+
     def label(self, index: int) -> str:
         """Return the name of a class, or its index as text if the model has no class names."""
         return self.class_names[index] if self.class_names else str(index)
@@ -244,6 +262,17 @@ class ImageTask(Task):
 
     def add_target(self, prediction: Prediction, target: str) -> Prediction:
         return replace(prediction, target=target)
+
+    def describe_target(self, dataset: ImageDataset, index: int) -> str:
+        """Return the target of the image `index` as text: the name of the class, the names of the
+        labels separated by "|", or the exact numbers separated by spaces."""
+        target = dataset.targets[index]
+        if dataset.target_type == "class":
+            return dataset.classes[int(target)]
+        if dataset.target_type == "labels":
+            return "|".join(name for name, value in zip(dataset.classes, target) if value)
+        short = [(value, f"{value:.9g}") for value in target]
+        return " ".join(text if type(value)(text) == value else str(value) for value, text in short)
 
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
         """Write the prediction onto a copy of the image, which is enlarged if it is small."""
@@ -261,18 +290,3 @@ class ImageTask(Task):
             results = self.collect(plain, name)
         test_set = TestSet(name, loader.classes, loader.dataset)
         return self.target.report(results, test_set, class_names, checkpoint)
-
-
-def describe_target(dataset: ImageDataset, index: int) -> str:
-    """Return the target of the image `index` as text.
-
-    The text is the name of the class, the names of the labels separated by "|", or the exact
-    numbers separated by spaces.
-    """
-    target = dataset.targets[index]
-    if dataset.target_type == "class":
-        return dataset.classes[int(target)]
-    if dataset.target_type == "labels":
-        return "|".join(name for name, value in zip(dataset.classes, target) if value)
-    short = [(value, f"{value:.9g}") for value in target]
-    return " ".join(text if type(value)(text) == value else str(value) for value, text in short)
