@@ -63,7 +63,7 @@ def test_a_detector_of_ours_is_not_converted(model):
     torch.save(state, "ours.pth")
     ended = vil("convert", "ours.pth", "out.safetensors")
     assert ended.code == USAGE
-    assert "ours.pth is a detector, and only classifiers can be converted" in ended.err
+    assert "ours.pth is a detector, which cannot be converted" in ended.err
     assert not Path("out.safetensors").exists()
 
 

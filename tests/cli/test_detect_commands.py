@@ -209,14 +209,12 @@ def test_formats_and_flags_of_another_task(run):
     "words",
     [
         ["export", "--run", "RUN", "--out", "model.onnx"],
-        ["visualize", "attention", "x.png", "--run", "RUN"],
-        ["visualize", "attention", "test:0", "--run", "RUN"],
         ["convert", "RUN", "model.safetensors"],
         ["benchmark", "model", *SMALL[:2]],
     ],
     ids=lambda words: " ".join(words[:3]),
 )
-def test_commands_for_classifiers_say_so(run, words):
+def test_commands_for_images_of_one_size_say_so(run, words):
     ended = vil(*(str(run) if word == "RUN" else word for word in words))
     assert ended.code == USAGE
     assert "this config is for a detector: " in ended.err

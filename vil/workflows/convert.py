@@ -129,8 +129,8 @@ def _build(
     """
     if any(name.startswith("backbone.body.") for name in state):
         raise ConfigError(
-            f"{source} is a detector, and only classifiers can be converted: set MODEL.MODEL_PATH "
-            f"to {source} itself"
+            f"{source} is a detector, which cannot be converted: set MODEL.MODEL_PATH to {source} "
+            "itself"
         )
     if model_name:
         return _named(model_name), []
