@@ -19,7 +19,7 @@ from vil.tasks import TASKS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/commands.md"
 FORMATS = list(dict.fromkeys(name for task in TASKS.values() for name in task.facts["formats"]))
-FEW = ("OPTIM.EPOCHS=1", "DATALOADER.BSZ=8")
+FEW = ("OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0", "DATALOADER.BSZ=8")
 IMAGES = 16
 FEW_IMAGES = (f"DATA.KWARGS.n={IMAGES}",)
 

@@ -4,6 +4,7 @@ nothing, whatever the names in the data are."""
 import json
 import re
 import shutil
+import statistics
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -216,6 +217,22 @@ def test_runs_that_cannot_be_compared(two, words, message):
     assert ended.code == 2
     assert message in ended.err
     assert len(ended.err.splitlines()) == 1
+
+
+def test_the_mean_and_spread_of_runs_that_differ_in_their_seed(two):
+    for number in range(2):
+        shutil.copytree(two[number], f"seed{number}", ignore=shutil.ignore_patterns("checkpoints"))
+        text = Path(two[0], "config.yaml").read_text()
+        Path(f"seed{number}/config.yaml").write_text(
+            re.sub("\nSEED: .*", f"\nSEED: {number}", text)
+        )
+    assert vil("report", "seed0", "seed1", "--out", "x.html").code == 0
+    values = [metrics(folder, "val")[-1]["top1"] for folder in two]
+    expected = f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+    assert expected in Page("x.html").markup
+    assert "of 2 runs" in Page("x.html").markup
+    assert vil("report", *two, "--out", "y.html").code == 0  # another learning rate
+    assert "±" not in Page("y.html").markup
 
 
 def test_runs_of_one_name_and_another_metric(two):

@@ -1,9 +1,11 @@
 """Render a comparison of several runs of the same task as one self-contained HTML page.
 
-The page shows the results of each run, with the best one marked, the settings that differ, and the
-curves of all runs. This file prepares the data for the template compare.html.j2.
+The page shows the results of each run, with the best one marked, their mean and standard deviation
+if the runs differ only in their seed or fold, the settings that differ, and the curves of all runs.
+This file prepares the data for the template compare.html.j2.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ from vil.report.curves import LOSS, LR, Points, collect, plot_of
 from vil.report.html import render_template
 from vil.report.page import MAX_SETS, ModelCost, format_duration, short
 from vil.report.run_record import RunRecord
+from vil.report.sweep_table import REPEATED, number
 from vil.utils.metric_format import digits_for
 
 NOT_COMPARED = ("OUTPUT_DIR",)  # config keys that differ between any two runs
@@ -48,11 +51,15 @@ class Cell(NamedTuple):
 
 
 class RunTable(NamedTuple):
-    """Table with a row for each run, in the order of the runs."""
+    """Table with a row for each run, in the order of the runs.
+
+    means: for each column, the mean and the standard deviation over the runs as text, or "".
+    """
 
     caption: str
     columns: list[str]
     rows: list[Sequence[Cell]]
+    means: list[str]
 
 
 def render_comparison(
@@ -69,14 +76,16 @@ def render_comparison(
     notes: sentences about what limits the comparison. made: when the page was made, and by which
     version of vil.
     """
+    settings = _different_settings(runs)
     return render_template(
         "report/compare.html.j2",
         runs=runs,
+        are_repetitions=settings.keys() <= {*REPEATED},
         notes=notes,
         made=made,
         results=_results_table(runs, metric),
         evaluations=_evaluation_tables(runs, metrics),
-        settings=_different_settings(runs),
+        settings=settings,
         charts=_make_charts(runs, metric),
     )
 
@@ -97,20 +106,24 @@ def _results_table(runs: Sequence[ComparedRun], metric: ComparedMetric) -> RunTa
         for run in runs
     ]
 
-    def values(points: Sequence[dict]) -> list[Cell]:
-        return _metric_cells([point.get(metric.name) for point in points], metric)
-
     title = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
+    measured = {
+        f"best {title}": best,
+        f"last {title}": [points[-1] if points else {} for points in logged],
+        f"test {title}": [points[-1] if points else {} for points in tests],
+    }
+    values = {name: [p.get(metric.name) for p in points] for name, points in measured.items()}
+    cells = {name: _metric_cells(each, metric) for name, each in values.items()}
     columns = {
         "state": [Cell(str(run.record.status.get("state", "unknown"))[:40]) for run in runs],
         "epochs": [
             Cell(f"{point.get('epoch', 0):g} of {run.epochs:g}")
             for run, point in zip(runs, last_step)
         ],
-        f"best {title}": values(best),
+        f"best {title}": cells[f"best {title}"],
         "at epoch": _cells([point.get("epoch") for point in best], "{:g}".format),
-        f"last {title}": values([points[-1] if points else {} for points in logged]),
-        f"test {title}": values([points[-1] if points else {} for points in tests]),
+        f"last {title}": cells[f"last {title}"],
+        f"test {title}": cells[f"test {title}"],
         "time of all steps": [Cell(format_duration(run.record.training_seconds())) for run in runs],
         "images per second": _cells([p.get("img/s") for p in last_step], "{:,.0f}".format),
         "parameters": _cells([_cost(run, "parameters") for run in runs], "{:,}".format),
@@ -118,7 +131,8 @@ def _results_table(runs: Sequence[ComparedRun], metric: ComparedMetric) -> RunTa
     }
     if not any(tests):
         del columns[f"test {title}"]
-    return RunTable("Results", list(columns), list(zip(*columns.values())))
+    means = [_mean(values[name], metric) if name in values else "" for name in columns]
+    return RunTable("Results", list(columns), list(zip(*columns.values())), means)
 
 
 def _evaluation_tables(
@@ -131,9 +145,11 @@ def _evaluation_tables(
         last = [(run.record.evaluations().get(name) or [{}])[-1] for run in runs]
         shown = [metric for metric in metrics if any(metric.name in point for point in last)]
         titles = [f"{m.label} ({m.unit})" if m.unit else m.label for m in shown]
-        columns = [_metric_cells([p.get(metric.name) for p in last], metric) for metric in shown]
+        values = [[point.get(metric.name) for point in last] for metric in shown]
+        columns = list(map(_metric_cells, values, shown))
+        means, caption = list(map(_mean, values, shown)), f"Last evaluation on {name}"
         if shown:
-            tables.append(RunTable(f"Last evaluation on {name}", titles, list(zip(*columns))))
+            tables.append(RunTable(caption, titles, list(zip(*columns)), means))
     return tables
 
 
@@ -145,6 +161,16 @@ def _metric_cells(values: Sequence[float | None], metric: ComparedMetric) -> lis
     return [
         Cell("-") if value is None else Cell(f"{value:{form}}", value == best) for value in values
     ]
+
+
+def _mean(values: Sequence[float | None], metric: ComparedMetric) -> str:
+    """Format the mean and the standard deviation of a metric over the runs that have it."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    spread = statistics.stdev(known) if len(known) > 1 else None
+    text = number(statistics.fmean(known), digits_for(metric.unit), spread)
+    return text if len(known) == len(values) else f"{text} ({len(known)} runs)"
 
 
 def _cells(values: Sequence[float | None], form: Callable[[float], str]) -> list[Cell]:

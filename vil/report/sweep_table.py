@@ -20,6 +20,7 @@ from rich.text import Text
 from vil.report.page import short
 from vil.utils.metric_format import digits_for
 
+REPEATED = ("SEED", "DATA.FOLD")  # config keys in which the runs of a group may differ
 REASON = 120  # characters of a reason in the text; runs.csv has all
 
 

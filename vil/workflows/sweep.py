@@ -40,7 +40,14 @@ from vil.engine.loop import Metric
 from vil.engine.preemption import LAUNCHER_PID, set_handlers
 from vil.engine.run_dir import is_locked, lock
 from vil.report.run_record import RunRecord
-from vil.report.sweep_table import GroupRow, RunRow, format_table, summarize, to_csv
+from vil.report.sweep_table import (
+    REPEATED,
+    GroupRow,
+    RunRow,
+    format_table,
+    summarize,
+    to_csv,
+)
 from vil.tasks import task_for, with_num_classes
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.errors import (
@@ -63,7 +70,6 @@ LOCAL = {
     "RUN.SAVE_STEPS", "RUN.KEEP", "RUN.KEEP_EVERY", "RUN.MAX_FAILED_SAVES", "RUN.HANG_SECONDS",
     "RUN.GRACE_SECONDS",
 }  # fmt: skip
-REPEATED = ("SEED", "DATA.FOLD")  # keys in which the runs of a group differ
 SPREAD = "± is the standard deviation over the runs that differ only in their seed or fold."
 MAX_RUNS = 10_000  # of one grid
 LONGEST = 60  # characters of a value in a folder's name
