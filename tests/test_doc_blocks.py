@@ -66,7 +66,7 @@ UNKEYED = [line for line, words in VIL_LINES.items() if not has_keys(words)]
 NEEDS = {" pets/": "datasets"}
 PLUGINS = {  # files that pages ask to save, and what their block contains
     "nesterov": 'register_optimizer("', "mine": 'register_backend("',
-    "diagonals": 'register_pattern("diagonals"',
+    "diagonals": 'register_pattern("diagonals"', "augmix": 'register_transform("augmix"',
 }  # fmt: skip
 
 

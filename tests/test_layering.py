@@ -106,7 +106,7 @@ def test_importing_the_package_is_light():
     code = (
         "import sys, vil, vil.config, vil.tasks, vil.optim, vil.data\n"
         "from vil.config import registries\n"
-        "assert all(len(registries.registry(kind)) for kind in registries.HOMES)\n"
+        "assert all(registries.registry(kind).kind for kind in registries.HOMES)\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

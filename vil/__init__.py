@@ -35,6 +35,7 @@ _HOMES = {
     "register_pattern": "vil.ops.patterns",
     "register_schedule": "vil.optim",
     "register_task": "vil.tasks",
+    "register_transform": "vil.data",
     "local_attention": "vil.ops",
     "plan_stream": "vil.streaming",
     "stream": "vil.streaming",

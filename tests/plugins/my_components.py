@@ -1,13 +1,15 @@
-"""A file of a user's: an attention, a backend, an optimizer, a schedule, a loss, a data set and a
-task, registered from outside of the package. Given to a run by --import, or installed."""
+"""A file of a user's: an attention, a backend, an optimizer, a schedule, a loss, a transform, a
+data set and a task, registered from outside of the package. Given to a run by --import, or
+installed."""
 
 import math
 import os
+import random
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageEnhance
 
 import vil
 from vil.data import ImageDataset
@@ -68,6 +70,17 @@ def squared(logits, targets, smoothing=0.0, *, weight):
     if not targets.is_floating_point():
         targets = F.one_hot(targets, logits.shape[-1]).float()
     return weight * (logits.softmax(-1) - targets).square().mean()
+
+
+class Dim:
+    """Darken by factors from all generators."""
+
+    def __init__(self, strength):
+        self.strength = strength
+
+    def __call__(self, image):
+        factor = random.random() + np.random.rand() + float(torch.rand(()))
+        return ImageEnhance.Brightness(image).enhance(1 - self.strength * factor / 3)
 
 
 class Grays(ImageDataset):
@@ -166,6 +179,9 @@ COMPONENTS = {
     "schedule": lambda: vil.register_schedule("square_root", square_root),
     "loss": lambda: vil.register_loss(
         "squared", squared, keys={"weight": vil.Key("LOSS.SQUARED_WEIGHT", 2.0, "Its weight.")}
+    ),
+    "transform": lambda: vil.register_transform(
+        "dim", Dim, keys={"strength": vil.Key("AUG.DIM.STRENGTH", 0.5, "How much darker.")}
     ),
     "dataset": lambda: vil.register_dataset("grays", Grays, about="uniform images"),
     "task": lambda: vil.register_task(

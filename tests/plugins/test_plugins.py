@@ -26,6 +26,7 @@ KINDS = {  # the settings that select a component, and the name that must be a c
     "optimizer": (["OPTIM.OPT=sign_sgd", "OPTIM.SIGN.BETA=0.8", "OPTIM.LR=1e-3"], "sign_sgd"),
     "schedule": (["SOLVER.LR_POLICY=square_root"], "square_root"),
     "loss": (["LOSS.LOSS=squared", "LOSS.SQUARED_WEIGHT=3.0"], "squared"),
+    "transform": (["AUG.TRANSFORM=dim", "AUG.DIM.STRENGTH=0.8"], "dim"),
     "dataset": (["DATA.TRAIN=[grays]", "DATA.TEST=[grays]"], "grays"),
     "task": (["TASK=brightness", "BRIGHTNESS.SCALE=2.0"], "brightness"),
 }
@@ -156,6 +157,7 @@ def test_a_config_of_somebody_else_runs_no_code(tmp_path):
         ("vil.register_task('mine', object)", "must be a subclass of vil.tasks.base.Task"),
         ("vil.register_schedule('mine', lambda: 1)", "schedule 'mine'"),
         ("vil.register_dataset('mine', lambda: 1)", "dataset 'mine'"),
+        ("vil.register_transform('mine', lambda image: image)", "transform 'mine'"),
     ],
 )
 def test_a_broken_component_is_refused_at_registration(code, message):

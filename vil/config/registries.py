@@ -12,6 +12,7 @@ HOMES = {
     "optimizer": "vil.optim:OPTIMIZERS",
     "schedule": "vil.optim:SCHEDULES",
     "task": "vil.tasks:TASKS",
+    "transform": "vil.data:TRANSFORMS",
 }
 
 

@@ -57,8 +57,10 @@ class RegistryRule:
     @property
     def sentence(self) -> str:
         joined = ", or several joined by , and /" if self.several else ""
-        libraries = "".join(f", {prefix}NAME" for prefix in registry(self.kind).libraries)
-        return one_of(*self.choices).sentence + libraries + joined
+        known = registry(self.kind)
+        libraries = "".join(f", {prefix}NAME" for prefix in known.libraries)
+        registered = "" if known else f", or a {self.kind} that a file of --import registers"
+        return one_of(*self.choices).sentence + libraries + joined + registered
 
     def proposal(self, value: str) -> str | None:
         """Return the allowed name that is most similar to an invalid `value`, see `Rule.proposal`.

@@ -12,13 +12,14 @@ mixup       Mix: Mixup and CutMix of a batch on the model's device
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vil.utils.extras import Extra
 from vil.utils.lazy import lazy_exports
-from vil.utils.registry import Entry, Registry
+from vil.utils.registry import Entry, Key, Registry
 
 if TYPE_CHECKING:
     from vil.data.dataset import ImageDataset
@@ -32,6 +33,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     },
 )
 __all__ += ["DATASETS", "build_dataset", "is_numbered", "own_arguments", "register_dataset"]
+__all__ += ["TRANSFORMS", "register_transform"]
 
 
 DatasetType = Callable[..., "ImageDataset"]  # dataset(root, split, transform, **own)
@@ -126,6 +128,44 @@ def register_dataset(
             "choose another name"
         )
     DATASETS.register(name, dataset, about, numbered=numbered)
+
+
+def check_transform(build: Callable, entry: Entry) -> None:
+    """Raise ValueError if `build` cannot be called as `register_transform` says, or if it is an
+    object that is a transform itself."""
+    call = f"build({', '.join(f'{argument}=...' for argument in entry.keys)})"
+    expected = f"transform {entry.name!r} must be a function or class that returns the transform"
+    if not (inspect.isclass(build) or inspect.isroutine(build) or isinstance(build, partial)):
+        raise ValueError(f"{expected}, such as lambda: ..., got {build!r:.80}")
+    try:
+        inspect.signature(build).bind(**dict.fromkeys(entry.keys))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{expected} and can be called as {call}: {error}") from error
+
+
+TRANSFORMS = Registry("transform", check=check_transform)
+
+
+def register_transform(
+    name: str,
+    build: Callable[..., Callable] | str,
+    *,
+    keys: Mapping[str, str | Key] | None = None,
+    about: str = "",
+) -> None:
+    """Register a transform of training images under a name for the config key AUG.TRANSFORM.
+
+    build: a function or class build(**arguments) that returns the transform, or its location as a
+    string "module:attribute", which is imported at first use. The transform is any function of an
+    RGB PIL image (S, S) that returns such an image. It may draw from the global random generators
+    of `random`, numpy and torch, which are seeded for each image, and from no others.
+    keys: {keyword argument of `build`: config key that sets it}.
+    about: one-line description for lists of transforms.
+
+    Raises ValueError if the name is taken or if `build` cannot be called as above. The transform
+    itself is tried at the start of a run, see `vil.data.transforms.build_transform`.
+    """
+    TRANSFORMS.register(name, build, about, keys=keys)
 
 
 def build_dataset(

@@ -7,9 +7,10 @@ Shapes: c channels, S image size. The input is a PIL image if c is 1 or 3, other
 (`vil.data.bands`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
@@ -18,14 +19,18 @@ from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from vil.data import TRANSFORMS
 from vil.data.bands import PIL_CHANNELS
 from vil.data.image import UnreadableImage
 from vil.data.pixels import ImageTransform, Normalization
+from vil.data.samplers import fork_rng
+from vil.utils.errors import one_line
 from vil.utils.lookup import lookup
 
 INTERPOLATIONS = {name: v2.InterpolationMode(name) for name in ("bilinear", "bicubic")}
 BLUR_SIGMA = (0.1, 2.0)
 BLUR_KERNEL = 13  # three times the largest sigma on each side
+TRIALS = 8  # seeds with which `build_transform` tries a transform
 
 
 def posterize(image: Image.Image, bits: int, **kwargs: object) -> Image.Image:
@@ -62,6 +67,7 @@ def train_transform(
     re_prob: float = 0.0,
     re_mode: str = "pixel",
     re_count: int = 1,
+    registered: Callable | None = None,
     channels: int = 3,
 ) -> Callable:
     """Build the training transform, by default from torchvision's transforms.
@@ -77,11 +83,14 @@ def train_transform(
             single number s means (s, s, s, 0, 1).
         auto_augment: name of a timm policy, which replaces the color jitter.
         re_mode, re_count: fill mode and maximum number of rectangles of timm's RandomErasing.
+        registered: result of `build_transform`, which is applied to the RGB image after all of the
+            above except for random erasing.
         channels: channels of the result. For 1, the augmented RGB image is converted to gray. For 2
             and for more than 3, only crops, flips and random erasing are applied.
     """
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     strengths, jitter_prob = split_jitter(color_jitter)
+    after = [registered] if registered else []
     if use_timm and channels in PIL_CHANNELS:
         settings = dict(
             scale=scale,
@@ -105,7 +114,7 @@ def train_transform(
         gray = [v2.Grayscale(1)] if channels == 1 else []
         normalization = Normalization(tuple(mean), tuple(std), divide=True)
         erase = last.transforms[-1] if re_prob else None
-        return ImageTransform([crop, policy, *gray], normalization, erase)
+        return ImageTransform([crop, policy, *after, *gray], normalization, erase)
     steps = [v2.RandomResizedCrop(image_size, scale, ratio, mode)]
     if finetune and not use_timm:
         steps = resize_and_crop(image_size, crop_pct, mode, v2.RandomCrop)
@@ -116,6 +125,7 @@ def train_transform(
             v2.RandomGrayscale(gray_scale),
             v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
         ]
+    steps += after
     if use_timm and re_prob:  # of more or fewer channels
         erasing = dict(mode=re_mode, max_count=re_count, num_splits=0, device="cpu")
         erase = RandomErasing(re_prob, **erasing)
@@ -132,6 +142,61 @@ def timm_transform(image_size: int, *, auto_augment: str | None, **settings: Any
         raise ValueError(
             f"timm refuses the training transform (auto_augment {auto_augment!r}): {error}"
         ) from error
+
+
+class CheckedTransform:
+    """A registered transform of images that checks what the transform returns."""
+
+    def __init__(self, transform: Callable[[Image.Image], Any]):
+        self.transform = transform
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Return the transformed image. Raises ValueError if the transform does not return a PIL
+        image of the mode and size of its input."""
+        expected, result = describe_image(image), self.transform(image)
+        if describe_image(result) != expected:
+            raise ValueError(f"it must return {expected}, got {describe_image(result)}")
+        return result
+
+    def __repr__(self) -> str:
+        return f"CheckedTransform({self.transform})"
+
+
+def describe_image(image: object) -> str:
+    """Describe the type, mode and size of an image."""
+    if isinstance(image, Image.Image):
+        return f"a PIL image of mode {image.mode} and size {image.width}x{image.height}"
+    return f"an object of type {type(image).__name__}"
+
+
+def build_transform(
+    name: str, image_size: int, arguments: Mapping[str, Any] | None = None
+) -> CheckedTransform:
+    """Build a transform that `vil.register_transform` registered, and try it on random pixels.
+
+    image_size: side of the images. arguments: of the function or class that builds the transform.
+    Raises ValueError if it raises an error, or if two calls on the same image with the same seed
+    give different images: a run could not be resumed exactly.
+    """
+    pixels = np.random.default_rng(0).integers(256, size=(image_size, image_size, 3))
+    example = Image.fromarray(pixels.astype(np.uint8))
+    is_exact = True
+    try:
+        transform = CheckedTransform(TRANSFORMS.load(name)(**(arguments or {})))
+        for seed in range(TRIALS):
+            with fork_rng("augment", seed):
+                first = transform(example.copy())
+            with fork_rng("augment", seed):
+                is_exact &= first == transform(example.copy())
+    except Exception as error:  # code of a plug-in raises anything
+        reason = error if isinstance(error, ValueError) else one_line(error)
+        raise ValueError(f"AUG.TRANSFORM {name}: {reason}") from error
+    if not is_exact:
+        raise ValueError(
+            f"AUG.TRANSFORM {name}: two calls with the same seed give different images; draw only "
+            "from the global generators of `random`, numpy and torch, and keep no state"
+        )
+    return transform
 
 
 def eval_transform(

@@ -62,6 +62,21 @@ class Loss(NamedTuple):
     metrics: dict[str, Tensor] = {}  # detached scalars to log
 
 
+class Evaluation(NamedTuple):
+    """An evaluation during training, as `vil.train` passes it to `on_evaluation`.
+
+    metrics: {test set: {metric: value}}, without those that are no numbers, such as per-class
+    tables.
+    is_best: whether this evaluation is the best one so far.
+    """
+
+    step: int
+    epoch: float
+    metrics: dict[str, dict[str, float]]
+    run_dir: Path
+    is_best: bool
+
+
 class Task(Protocol):
     """Protocol of a task such as detection, with the methods of `vil.tasks.base.Task` that the loop
     calls."""
@@ -113,6 +128,7 @@ def train(
     log_freq: int = 10,
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,
+    on_evaluation: Callable[[Evaluation], Any] | None = None,
 ) -> TrainState:
     """Train until the last epoch, or until `patience` consecutive evaluations did not improve the
     metric. Returns the final state.
@@ -132,6 +148,7 @@ def train(
     log_freq: steps between two lines of the log.
     max_steps: step at which the run ends, if that is before its last epoch.
     draw: called on rank 0 with the run's folder after each evaluation.
+    on_evaluation: called on rank 0 after each evaluation and the checkpoint that follows it.
 
     Raises DivergedError if more than `max_bad_steps` consecutive steps are skipped, and
     StoppedError, after saving a checkpoint, if a signal was received.
@@ -165,6 +182,7 @@ def train(
     try:
         guard.check_all_ranks()
         while True:
+            results: dict[str, dict[str, Any]] = {}
             if policy.evaluates(state, end):
                 share_buffers(evaluated_model)
                 results = task.evaluate(evaluated_model, guard.check_all_ranks)
@@ -178,6 +196,8 @@ def train(
             if policy.saves(state, end) or ends:
                 with guard.saving():
                     state = checkpoints.save(state, required=ends)
+            if on_evaluation and results and dist.is_main:
+                on_evaluation(summarize(results, state, run.folder))
             if ends:
                 run.end(early)
                 return state
@@ -259,6 +279,16 @@ def metric_value(results: dict[str, dict[str, Any]], metric: Metric, log: RunLog
         what = "is NaN" if metric.name in metrics else f"is not among {', '.join(metrics)}"
         log.say_once(f"WARNING {metric.name} of {name} {what}: this checkpoint cannot be the best")
     return value
+
+
+def summarize(results: dict[str, dict[str, Any]], state: TrainState, folder: Path) -> Evaluation:
+    """Return the results of the evaluation at the step of `state`. folder: the run's folder."""
+    numbers = {
+        name: {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float))}
+        for name, metrics in results.items()
+    }
+    epoch, is_best = state.step / state.steps_per_epoch, state.best_step == state.step
+    return Evaluation(state.step, epoch, numbers, folder, is_best)
 
 
 def stopped_early(state: TrainState, patience: int, min_delta: float) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from vil.engine.build import configure_device, process_group
 from vil.engine.checkpoint.manager import CheckpointPolicy
 from vil.engine.checkpoint.save_load import TrainObjects, TrainState, checkpoints, resolve_link
 from vil.engine.checkpoint.save_load import resume as resume_state
+from vil.engine.loop import Evaluation
 from vil.engine.loop import train as train_loop
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
@@ -123,6 +124,7 @@ def train(
     resume: bool = False,
     imports: Sequence[str] = (),
     preset: str | None = None,
+    on_evaluation: Callable[[Evaluation], Any] | None = None,
 ) -> TrainResult:
     """Train a model from a config, and return the result.
 
@@ -134,6 +136,10 @@ def train(
     imports: Python files that register components.
     preset: "finetune", "small_data" or "scratch". Its values, which the files in
     configs/_presets_ explain, apply only to keys that neither `config` nor `overrides` set.
+    on_evaluation: called on rank 0 after each evaluation during training with an `Evaluation`: the
+    step, the epoch, the metrics of each test set, the run's folder, and whether it is the best one.
+    Its result is ignored. An exception that it raises ends the run, after the checkpoint of this
+    evaluation was saved if one is due, and is raised to the caller.
 
     Under torchrun, every process calls this function. The function restores the global state of the
     process before it returns: seeds, threads, logging and signal handlers.
@@ -148,7 +154,7 @@ def train(
     cfg = make_config(
         config, overrides, output_dir=output_dir, data=data, imports=imports, preset=preset
     )
-    return train_config(cfg, resume=resume)
+    return train_config(cfg, resume=resume, on_evaluation=on_evaluation)
 
 
 def train_config(
@@ -157,13 +163,14 @@ def train_config(
     resume: bool = False,
     max_steps: int | None = None,
     synthetic: Mapping[str, Dataset] | None = None,
+    on_evaluation: Callable[[Evaluation], Any] | None = None,
 ) -> TrainResult:
     """Train from a frozen config, and resume if OUTPUT_DIR has checkpoints.
 
-    OUTPUT_DIR is created only after all objects are built. resume: see `train`. max_steps: step at
-    which to stop; None for no limit. synthetic: datasets to use instead of the config's, as
-    {"train": dataset, "val": dataset}. Raises ConfigError if OUTPUT_DIR holds a run and `resume` is
-    not set.
+    OUTPUT_DIR is created only after all objects are built. resume, on_evaluation: see `train`.
+    max_steps: step at which to stop; None for no limit. synthetic: datasets to use instead of the
+    config's, as {"train": dataset, "val": dataset}. Raises ConfigError if OUTPUT_DIR holds a run
+    and `resume` is not set.
     """
     # what can be checked without building anything
     check_encoding(leaves(cfg))
@@ -304,6 +311,7 @@ def train_config(
                 log_freq=cfg.LOG_FREQ,
                 max_steps=max_steps,
                 draw=partial(draw, metric=plot_of(metric.name, metric.label, metric.unit)),
+                on_evaluation=on_evaluation,
             )
             if cfg.DATA.VAL and max_steps is None:
                 between = guard.check_all_ranks

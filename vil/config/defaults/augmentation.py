@@ -1,6 +1,15 @@
 """Config keys of augmentation."""
 
-from vil.config.rules import Conflict, Rule, at_least, is_range, matches, one_of, probability
+from vil.config.rules import (
+    Conflict,
+    RegistryRule,
+    Rule,
+    at_least,
+    is_range,
+    matches,
+    one_of,
+    probability,
+)
 from vil.utils.registry import Key, Section
 
 DECLARED = (
@@ -70,6 +79,13 @@ DECLARED = (
         "REPEATED_AUG",
         False,
         "Repeated augmentation: an epoch has a third of the images, three times each.",
+    ),
+    Key(
+        "TRANSFORM",
+        "",
+        "Transform that a plug-in registers, applied after all others except for random erasing "
+        "(docs/guides/plugins.md).",
+        RegistryRule("transform", extra=("",)),
     ),
     Section(
         "AUG.TIMM_AUG",

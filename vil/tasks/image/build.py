@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from vil.config.defaults import leaves
 from vil.config.unused_keys import warn_unused
-from vil.data import build_dataset, is_numbered, own_arguments
+from vil.data import TRANSFORMS, build_dataset, is_numbered, own_arguments
 from vil.data.bands import PIL_CHANNELS, rgb_channels
 from vil.data.batch import Batch
 from vil.data.build import read_settings
@@ -25,7 +25,7 @@ from vil.data.datasets.composed import ConcatImageDataset, Subset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.mixup import Mix
 from vil.data.pixels import loader_transform
-from vil.data.transforms import eval_transform, train_transform
+from vil.data.transforms import build_transform, eval_transform, train_transform
 from vil.engine.build import MEMORY_FORMATS, amp_dtype
 from vil.engine.distributed import DistInfo
 from vil.integrations.build import build_network
@@ -359,7 +359,7 @@ def build_train_transform(cfg: CfgNode, images: Mapping[str, Any]) -> Callable:
 
     c is INPUT.CHANNELS, and S is INPUT.IMAGE_SIZE. images: result of `transform_settings`. Logs a
     warning if keys are set that the transform ignores. The transform is timm's if
-    AUG.TIMM_AUG.USE_TRANSFORM is True, and otherwise torchvision's.
+    AUG.TIMM_AUG.USE_TRANSFORM is True, and otherwise torchvision's, followed by AUG.TRANSFORM.
     """
     aug, finetune, use_timm = cfg.AUG, cfg.FINETUNE, cfg.AUG.TIMM_AUG.USE_TRANSFORM
     if cfg.INPUT.CHANNELS not in PIL_CHANNELS:
@@ -376,6 +376,14 @@ def build_train_transform(cfg: CfgNode, images: Mapping[str, Any]) -> Callable:
     warn_unused(cfg, f"AUG.TIMM_AUG.USE_TRANSFORM is {use_timm}", ignored)
     if not finetune.FINETUNE:
         warn_unused(cfg, "FINETUNE.FINETUNE is False", ("FINETUNE.USE_TRAIN_AUG",))
+    if aug.TRANSFORM:
+        if cfg.INPUT.CHANNELS not in PIL_CHANNELS:
+            raise ConfigError(
+                f"AUG.TRANSFORM {aug.TRANSFORM} is for RGB images, but INPUT.CHANNELS is "
+                f"{cfg.INPUT.CHANNELS}: leave AUG.TRANSFORM empty"
+            )
+        arguments = TRANSFORMS.entry(aug.TRANSFORM).read_settings(leaves(cfg))
+        own["registered"] = build_transform(aug.TRANSFORM, cfg.INPUT.IMAGE_SIZE, arguments)
     own |= dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO), channels=cfg.INPUT.CHANNELS)
     return train_transform(cfg.INPUT.IMAGE_SIZE, **images, **own)
 
