@@ -219,16 +219,16 @@ class Resize(v2.Resize):
     """v2.Resize to a shorter side, which raises UnreadableImage if the longer side of a very narrow
     image would become so long that the result has more pixels than PIL allows in a file."""
 
-    def forward(self, image: Any) -> Any:
-        (side,) = self.size
-        shorter, longer = sorted(F.get_size(image))
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        side = max(self.size or ())  # of one number
+        shorter, longer = sorted(F.get_size(inpt))
         pixels, limit = side * (side * longer // shorter), Image.MAX_IMAGE_PIXELS
         if limit is not None and pixels > max(limit, 4 * side**2):
             raise UnreadableImage(
                 f"the image has a shorter side of {shorter} and a longer side of {longer} pixels, "
                 f"which is too narrow to resize its shorter side to {side} pixels"
             )
-        return super().forward(image)
+        return super().transform(inpt, params)
 
 
 def resize_and_crop(
