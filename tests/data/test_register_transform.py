@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 
 from tests.common.built import task_of
 from tests.common.doc_pages import blocks
-from tests.common.small_runs import TINY
+from tests.common.small_runs import TINY, vil
 from tests.common.small_tasks import SMALL_TASKS
 from vil.config import get_config
 from vil.data import TRANSFORMS, register_transform
@@ -133,7 +133,7 @@ def unseeded(image):
 
 
 WRONG = {
-    "array": (lambda image: np.array(image), "it must return a PIL image .*, got .* type ndarray"),
+    "array": (lambda image: np.array(image), "own must return a PIL image .*, got .* type ndarray"),
     "tensor": (v2.PILToTensor(), "got an object of type Tensor"),
     "dict": (lambda image: Compose()(image=np.array(image)), "got an object of type dict"),
     "nothing": (lambda image: None, "got an object of type NoneType"),
@@ -156,13 +156,16 @@ def test_one_that_breaks_the_contract_is_refused_at_the_start(case):
     assert "\n" not in str(caught.value)
 
 
-def test_a_result_that_is_wrong_later_ends_the_run():
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_result_that_is_wrong_later_ends_the_run(workers, tmp_path):
     """The trial cannot show what depends on the pixels."""
     register_transform(
         "own", lambda: lambda image: image if is_noise(image) else image.convert("L")
     )
-    with pytest.raises(ValueError, match="it must return a PIL image of mode RGB"):
-        batches(0, 1, "DATALOADER.WORKERS=0")
+    words = [*TINY, OWN, f"DATALOADER.WORKERS={workers}"]
+    ended = vil("train", "--output_dir", tmp_path / "run", *words)
+    assert (ended.code, ended.err.count("\n")) == (1, 1), ended.err
+    assert "ValueError: the transform own must return a PIL image of mode RGB" in ended.err
 
 
 def is_noise(image):

@@ -147,19 +147,20 @@ def timm_transform(image_size: int, *, auto_augment: str | None, **settings: Any
 class CheckedTransform:
     """A registered transform of images that checks what the transform returns."""
 
-    def __init__(self, transform: Callable[[Image.Image], Any]):
-        self.transform = transform
+    def __init__(self, name: str, transform: Callable[[Image.Image], Any]):
+        self.name, self.transform = name, transform
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """Return the transformed image. Raises ValueError if the transform does not return a PIL
         image of the mode and size of its input."""
         expected, result = describe_image(image), self.transform(image)
         if describe_image(result) != expected:
-            raise ValueError(f"it must return {expected}, got {describe_image(result)}")
+            given = describe_image(result)
+            raise ValueError(f"the transform {self.name} must return {expected}, got {given}")
         return result
 
     def __repr__(self) -> str:
-        return f"CheckedTransform({self.transform})"
+        return f"CheckedTransform({self.name}, {self.transform})"
 
 
 def describe_image(image: object) -> str:
@@ -182,7 +183,7 @@ def build_transform(
     example = Image.fromarray(pixels.astype(np.uint8))
     is_exact = True
     try:
-        transform = CheckedTransform(TRANSFORMS.load(name)(**(arguments or {})))
+        transform = CheckedTransform(name, TRANSFORMS.load(name)(**(arguments or {})))
         for seed in range(TRIALS):
             with fork_rng("augment", seed):
                 first = transform(example.copy())

@@ -82,8 +82,12 @@ class StoppedError(RuntimeError):
 
 
 def one_line(error: Exception) -> str:
-    """Return the type of an exception and the first line of its message."""
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+    """Return the type of an exception and the first line of its message. For an exception in a
+    loader worker, whose message is a traceback, return the last line of the traceback."""
+    lines = str(error).strip().splitlines() or [""]
+    if lines[1:] and lines[1].startswith("Original Traceback"):
+        return lines[-1]
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 def explain_load_error(error: Exception) -> str:
