@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.common.small_runs import TINY, vil
+from vil.config import get_config
 from vil.utils.errors import ConfigError
-from vil.workflows.benchmark_model import profile_step
+from vil.workflows.benchmark_model import ModelBenchmark, profile_step
 
 WORDS = (*TINY, "SOLVER.WARMUP_EPOCHS=0", "DATALOADER.BSZ=2", "DEVICE=cpu", "--rounds", "1")
 
@@ -63,6 +64,16 @@ def test_the_profile_names_modules_and_writes_traces(result):
         names = {event.get("name") for event in trace["traceEvents"]}
         assert "module: stages.0.blocks.*.mlp.fc1" in names
     assert out.count("a training step of") == 2
+
+
+@pytest.mark.parametrize("name", ["vil_nano_96", "vil_tiny_128", "vil_tiny_224"])
+def test_recipes_for_photographs_are_measured_without_data(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["DEVICE=cpu", "INPUT.IMAGE_SIZE=32", "DATALOADER.BSZ=2"]
+    cfg = get_config(f"own/{name}.yaml", words)
+    (row,) = ModelBenchmark(cfg, name, ways=["fp32"], backends=[], rounds=1, out="speed").run()
+    assert (row.model, row.reason) == (name, "")
+    assert row.training > 0
 
 
 def test_a_profile_without_times_is_refused(tmp_path, monkeypatch):

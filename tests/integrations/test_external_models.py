@@ -5,6 +5,7 @@ import timm
 import torch
 from torch import nn
 from torchvision.models import get_model_builder, get_model_weights
+from torchvision.transforms.functional import normalize
 
 from vil.config import get_config, override
 from vil.integrations.build import build_network
@@ -13,6 +14,7 @@ from vil.models.head_names import find_head_names
 from vil.optim.param_groups import find_no_decay_params, number_layers
 from vil.pretrained.load_weights import load_weights
 from vil.utils.errors import CheckpointError, ConfigError
+from vil.workflows.resume_checks import adopt_saved, config_to_keep
 
 # name, image side: fixed and any size, with and without stochastic depth, torchvision's
 MODELS = [
@@ -120,7 +122,8 @@ def test_unreachable_published_weights_raise(name, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("name", "size"), [("googlenet", 64), ("inception_v3", 96)])
 def test_published_weights_get_the_input_of_torchvision(name, size, monkeypatch):
-    """Built with the weights, and again later for a checkpoint that started from them."""
+    """A model of a config gets it by INPUT.MEAN and INPUT.STD, which a run records, so that runs
+    with other values are evaluated as they were trained."""
     torch.manual_seed(0)
     state = get_model_builder(name)(init_weights=False).state_dict()
     for value in state.values():
@@ -131,15 +134,16 @@ def test_published_weights_get_the_input_of_torchvision(name, size, monkeypatch)
     cfg = get_config(
         opts=[f"MODEL.ARCH={name}", f"INPUT.IMAGE_SIZE={size}", "MODEL.PRETRAINED=True"]
     )
-    start = build_network(cfg, 1000, load_pretrained=True).eval()
-    again = build_network(cfg, 1000).eval()
-    again.load_state_dict(start.state_dict())
-    images = torch.randn(2, 3, size, size)
+    pixels = torch.rand(2, 3, size, size, dtype=torch.float64)
+    images = normalize(pixels, get_config().INPUT.MEAN, get_config().INPUT.STD)
+    alone = build_external(name, num_classes=1000, img_size=size, pretrained=True)
+    ours, theirs = build_network(cfg, 1000, load_pretrained=True), get_model_builder(name)
     with torch.no_grad():
-        expected = get_model_builder(name)(weights=weights).eval()(images)
-        torch.testing.assert_close(start(images), expected)
-        torch.testing.assert_close(again(images), expected)
-    assert not build_external(name, num_classes=3, img_size=size).transform_input
+        expected = theirs(weights=weights).eval().double()(images)
+        torch.testing.assert_close(alone.eval().double()(images), expected)
+        images = normalize(pixels, cfg.INPUT.MEAN, cfg.INPUT.STD)
+        torch.testing.assert_close(ours.eval().double()(images), expected, rtol=1e-6, atol=1e-6)
+    assert (alone.transform_input, ours.transform_input) == (True, False)
 
 
 HALF = [0.5, 0.5, 0.5]
@@ -163,6 +167,23 @@ def test_a_config_takes_the_preprocessing_of_its_weights(arch, mean, crop, inter
     assert get_config(opts=words[:1]).INPUT == get_config().INPUT
     own = get_config("own/vil_tiny_224.yaml", words).INPUT
     assert (mean, 1.0) == (own.MEAN, own.CROP_PCT)
+
+
+def test_a_config_of_unknown_weights_is_refused_by_the_model():
+    for arch in ("timm/vit_tiny_patch16_224.no_tag", "timm/no_model", "no_model"):
+        cfg = get_config(opts=[f"MODEL.ARCH={arch}", "MODEL.PRETRAINED=True"])
+        with pytest.raises(ConfigError, match=f"unknown .*{arch.removeprefix('timm/')}"):
+            build_network(cfg, 3)
+
+
+def test_a_resumed_run_keeps_the_preprocessing_that_it_began_with():
+    words = ["MODEL.ARCH=timm/vit_tiny_patch16_224", "MODEL.PRETRAINED=True"]
+    saved = config_to_keep(override(get_config(opts=words[:1]), words[1:]))
+    cfg, changes = adopt_saved(get_config(opts=words), saved)
+    assert (cfg.INPUT, changes) == (saved.INPUT, [])
+    cfg, changes = adopt_saved(get_config(opts=[*words, "INPUT.CROP_PCT=1.0"]), saved)
+    assert cfg.INPUT.CROP_PCT == 1.0
+    assert len(changes) == 1
 
 
 def test_other_preprocessing_than_that_of_the_weights_is_a_warning(monkeypatch, caplog):

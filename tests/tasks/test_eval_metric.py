@@ -151,11 +151,14 @@ def test_recipes_for_photographs_select_by_balanced_accuracy(name):
         (["TASK=regression"], "mae"),
         (["TASK=multilabel"], "map"),
         (["TASK=multilabel", "EVAL.METRIC=macro_f1"], "macro_f1"),
+        (["DATA.TARGETMAP=map.json"], "top1"),
+        (["DATA.TARGETMAP=map.json", "EVAL.METRIC=loss"], "loss"),
         pytest.param(["DETECTION.MODEL=retinanet"], "box_ap", marks=pytest.mark.detection),
     ],
 )
 def test_the_metric_of_a_recipe_gives_way_to_another_task(words, metric, tmp_path, caplog):
-    """The task is set on the command line, in Python, or in a file whose base is the recipe."""
+    """Also to other classes of the test set. Either is set on the command line, in Python, or in a
+    file whose base is the recipe."""
     file = tmp_path / "mine.yaml"
     lines = "".join(f"{word.replace('=', ': ')}\n" for word in words)
     file.write_text(f"_BASE_: own/vil_nano_96.yaml\n{lines}")
@@ -164,8 +167,14 @@ def test_the_metric_of_a_recipe_gives_way_to_another_task(words, metric, tmp_pat
     for cfg in configs:
         cfg = override(cfg, ["DATA.NUM_CLASSES=3"])
         assert task_for(cfg, CPU).metric.name == metric
-    ignored = "EVAL.METRIC balanced_accuracy is not a metric of TASK"
+    ignored = "EVAL.METRIC balanced_accuracy is not"
     assert any(m.startswith(ignored) for m in caplog.messages) == (len(words) == 1)
+
+
+def test_a_recipe_s_metric_with_a_class_map_in_the_same_place_is_refused():
+    words = ["EVAL.METRIC=balanced_accuracy", "DATA.TARGETMAP=map.json", "DATA.NUM_CLASSES=3"]
+    with pytest.raises(ConfigError, match="is not computed with DATA.TARGETMAP"):
+        task_for(get_config("own/vil_nano_96.yaml", words), CPU)
 
 
 def test_a_metric_that_is_set_with_or_after_the_task_must_be_one_of_it():

@@ -190,20 +190,26 @@ def _infer_task(values: Mapping[str, Any], settings: Sequence[Setting]) -> str:
 
 def _infer_metric(values: Mapping[str, Any], settings: Sequence[Setting]) -> str:
     """Return EVAL.METRIC, or "" (the default metric of the task) if the task does not have this
-    metric and was selected after it: a recipe for photographs may be the base of another task.
+    metric, or not with DATA.TARGETMAP, and the task or the map was set after it: a recipe for
+    photographs may be the base of another task.
 
     values: {key: value} of all keys. Logs a warning if the metric is ignored.
     """
     metric, entries = values["EVAL.METRIC"], registry("task")
     task = entries.get(values["TASK"])
-    if not metric or task is None or metric in task.facts.get("metrics", {}):
+    if not metric or task is None:
         return metric
-    selects = {"TASK", *(entry.facts.get("implied_by") for entry in entries.values())}
-    chosen = [s for s in settings if s.key == "EVAL.METRIC" or s.key in selects]
+    keys = {"TASK", *(entry.facts.get("implied_by") for entry in entries.values())}
+    why = f"is not a metric of TASK {task.name}"
+    if metric in task.facts.get("metrics", {}):
+        if not values["DATA.TARGETMAP"] or metric in task.facts.get("mapped_metrics", [metric]):
+            return metric
+        keys, why = {"DATA.TARGETMAP"}, "is not computed with DATA.TARGETMAP"
+    chosen = [s for s in settings if s.key == "EVAL.METRIC" or s.key in keys]
     origins = [s.source for s in chosen if s.key == "EVAL.METRIC"]
     if not chosen or chosen[-1].key == "EVAL.METRIC" or origins[-1:] == [chosen[-1].source]:
-        return metric  # a mistake, which `_check` reports
-    log.warning("EVAL.METRIC %s is not a metric of TASK %s, so it is ignored", metric, task.name)
+        return metric  # a mistake, which is reported later
+    log.warning("EVAL.METRIC %s %s, so it is ignored", metric, why)
     return ""
 
 

@@ -9,7 +9,12 @@ from yacs.config import CfgNode
 from vil.config.defaults import leaves
 from vil.config.unused_keys import warn_unused
 from vil.config.yaml_source import format_options
-from vil.integrations.external_models import build_external, freeze_stages, preprocessing
+from vil.integrations.external_models import (
+    NORMALIZED_BY_HALF,
+    build_external,
+    freeze_stages,
+    preprocessing,
+)
 from vil.models.build import build_msvit
 from vil.models.registry import ARCHS
 from vil.utils.errors import ConfigError, as_config_error
@@ -46,8 +51,9 @@ def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = Fal
         drop_rate=cfg.MODEL.VIT.DROP,
         drop_path_rate=cfg.MODEL.VIT.DROP_PATH,
         grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
-        transform_input=cfg.MODEL.PRETRAINED,
     )
+    if arch in NORMALIZED_BY_HALF:
+        model.transform_input = False  # INPUT.MEAN and INPUT.STD are those of the weights instead
     if cfg.FINETUNE.FREEZE_STAGES:
         freeze_stages(model, cfg.FINETUNE.FREEZE_STAGES)
     if cfg.MODEL.PRETRAINED and load_pretrained:

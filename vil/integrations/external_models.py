@@ -16,6 +16,10 @@ PREFIX = "timm/"
 # With auxiliary heads, these models return several tensors in training.
 AUXILIARY = {"aux_logits": False, "init_weights": True}
 TORCHVISION_ARGS = {"googlenet": AUXILIARY, "inception_v3": AUXILIARY}
+# The published weights of these models need images with mean and std HALF. With their attribute
+# `transform_input`, they convert images with ImageNet's mean and std.
+NORMALIZED_BY_HALF = ("googlenet", "inception_v3")
+HALF = [0.5, 0.5, 0.5]
 INTERPOLATIONS = {"bilinear": 2, "bicubic": 3}  # values of INPUT.INTERPOLATION
 log = logging.getLogger(__name__)
 
@@ -30,7 +34,6 @@ def build_external(
     drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
     grad_checkpoint: bool = False,
-    transform_input: bool = False,
 ) -> nn.Module:
     """Build a classifier of timm or torchvision, which maps images (B, c, S, S) to logits (B, K).
 
@@ -38,11 +41,8 @@ def build_external(
     num_classes, img_size, in_chans: K, S and c. torchvision models need c = 3.
     pretrained: load the published weights, and download them if needed. If they are for another
       number of classes, the head is random. If c is not 3, timm sums or repeats the weights of the
-      first layer.
+      first layer. In googlenet and inception_v3 of torchvision, `transform_input` is set.
     drop_rate, drop_path_rate: ignored by torchvision models.
-    transform_input: whether the weights that the caller loads stem from published ones. googlenet
-      and inception_v3 of torchvision then convert ImageNet's normalization to the one that these
-      weights need. Implied by `pretrained`.
 
     Raises ValueError if the name is unknown, or if the model does not support img_size,
     grad_checkpoint or `pretrained`. Raises CheckpointError if the weights cannot be downloaded.
@@ -60,8 +60,8 @@ def build_external(
             model = _build_torchvision(name, num_classes, img_size, pretrained)
     except OSError as error:
         raise CheckpointError(f"the weights of {name} cannot be downloaded: {error}") from error
-    if hasattr(model, "transform_input"):
-        model.transform_input = pretrained or transform_input
+    if name in NORMALIZED_BY_HALF:
+        model.transform_input = pretrained
     if grad_checkpoint:
         try:
             model.set_grad_checkpointing()
@@ -80,15 +80,16 @@ def preprocessing(name: str, channels: int = 3) -> dict[str, Any]:
     name: as in `build_external`. Returns {} if the model is unknown or has no published weights.
     """
     if name.startswith(PREFIX):
-        cfg = timm.get_pretrained_cfg(name.removeprefix(PREFIX))
-        if not (cfg and cfg.has_weights):
+        if not timm.is_model_pretrained(name.removeprefix(PREFIX)):
             return {}
+        cfg = timm.get_pretrained_cfg(name.removeprefix(PREFIX))
         mean, std, crop, interpolation = cfg.mean, cfg.std, cfg.crop_pct, cfg.interpolation
     else:
         if name not in torchvision.models.list_models(module=torchvision.models):
             return {}
         transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
-        mean, std, interpolation = transform.mean, transform.std, transform.interpolation.value
+        mean, std = (HALF, HALF) if name in NORMALIZED_BY_HALF else (transform.mean, transform.std)
+        interpolation = transform.interpolation.value
         # rounded down, so that INPUT.CROP_PCT gives at least the published size before the crop
         crop = math.floor(1000 * transform.crop_size[0] / transform.resize_size[0]) / 1000
     values: dict[str, Any] = {"INPUT.CROP_PCT": float(crop)}

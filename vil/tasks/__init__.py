@@ -7,6 +7,7 @@ noun        noun for a model of the task in messages, such as "detector"
 implied_by  config key that selects the task if this key is set and the key TASK is not set
 commands    {command: one-line help} for the task's commands, such as "detect check"
 metrics     {metric: (label, unit, higher is better)} for EVAL.METRIC, the default first
+mapped_metrics  those of `metrics` that are computed with DATA.TARGETMAP; by default all
 formats     choices of `vil predict --format`, the default first
 flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}
@@ -114,8 +115,8 @@ def with_num_classes(cfg: CfgNode, default: int | None = None) -> CfgNode:
     except (ConfigError, DataError) as error:
         if default is not None:
             log.warning(
-                "DATA.NUM_CLASSES is auto and there is no training set to count its classes: the "
-                "model is built with %d; set DATA.NUM_CLASSES to a number",
+                "DATA.NUM_CLASSES is auto, but no training set can be opened to count its classes: "
+                "the model is built with %d; set DATA.NUM_CLASSES to a number",
                 default,
             )
             return override(cfg, [f"DATA.NUM_CLASSES={default}"])

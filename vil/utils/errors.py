@@ -141,7 +141,7 @@ PYTHON_WORDS = {
     "--preset": "preset",
     "--tta": "tta",
     "--calibrate": "calibrate=True",
-    "--fast": "EVAL.FAST",
+    "--fast (EVAL.FAST)": "EVAL.FAST",
     "command line": "overrides",
     " (see --help)": "",
 }

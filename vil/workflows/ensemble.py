@@ -15,6 +15,7 @@ from PIL import Image
 from yacs.config import CfgNode
 
 from vil.config.defaults import leaves
+from vil.data.classes import respell
 from vil.data.views import View, parse_views
 from vil.engine.evaluation import evaluating
 from vil.tasks import refuse_without
@@ -122,7 +123,8 @@ def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> 
                     f"all models must have the same {key}, but the first model has {ours!r} and "
                     f"{where} has {theirs!r}"
                 )
-        if list(names) != list(classes[0]):
+        names = respell(names, classes[0])
+        if names != list(classes[0]):
             raise ConfigError(
                 "all models must have the same classes in the same order, but the classes of "
                 f"{where} differ: {differences(classes[0], names)}"

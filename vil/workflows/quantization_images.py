@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vil.data.classes import normalize_name
 from vil.data.datasets.image_list import Images, ImageSource, images_at, iter_image_batches
 from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, DataError
@@ -34,7 +35,8 @@ def find_calibration_images(
         )
     parts = (Path(image.name).relative_to(root).parts for image in images)
     folders = dict.fromkeys(first for first, *rest in parts if rest)
-    other = [name for name in folders if name not in class_names]
+    known = set(map(normalize_name, class_names))
+    other = [name for name in folders if normalize_name(name) not in known]
     if class_names and other:
         raise ConfigError(
             f"--calibration {root}: the model has no classes for the subfolders "

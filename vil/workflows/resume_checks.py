@@ -8,6 +8,7 @@ from yacs.config import CfgNode
 from vil.config import diff, override
 from vil.config.defaults import leaves, tree
 from vil.config.yaml_source import from_mapping
+from vil.integrations.external_models import preprocessing
 from vil.layers.attention import ATTENTIONS
 from vil.models.vision_longformer import MsViT
 from vil.tasks import TASKS
@@ -58,14 +59,17 @@ def adopt_saved(cfg: CfgNode, saved: CfgNode) -> tuple[CfgNode, list[str]]:
     OUTPUT_DIR saved, and compare the two. Returns the new config, and a line of text per changed
     key.
 
-    Unresolved values are "auto" for the keys in RULES, and () for keys that the task derives from
-    the training set. Raises CheckpointError if a key that must not change differs and
-    RUN.ALLOW_CHANGES is not set.
+    Unresolved values are "auto" for the keys in RULES, () for keys that the task derives from the
+    training set, and the image preprocessing that comes with MODEL.PRETRAINED. Raises
+    CheckpointError if a key that must not change differs and RUN.ALLOW_CHANGES is not set.
     """
     now, before = leaves(cfg), leaves(saved)
     open_keys = [key for key in RULES if now[key] == "auto"]
     learned = TASKS.entry(cfg.TASK).load().learned_keys
     open_keys += [key for key in learned if not now[key]]
+    if cfg.MODEL.PRETRAINED:
+        published = preprocessing(cfg.MODEL.ARCH, cfg.INPUT.CHANNELS)
+        open_keys += [key for key, value in published.items() if now[key] == value]
     cfg = override(cfg, list(from_mapping({key: before[key] for key in open_keys})))
     changed = diff(config_to_keep(cfg), saved)
     fixed = [key for key in changed if within(key, FIXED) and not within(key, FREE)]

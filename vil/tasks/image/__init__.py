@@ -50,6 +50,7 @@ ENTRIES = {
         about="one class per image",
         noun="classifier",
         metrics=CLASS_METRICS,
+        mapped_metrics=("top1", "top5", "loss"),
         formats=("table", "json", "csv", "probabilities"),
     ),
     "multilabel": dict(
