@@ -325,7 +325,8 @@ def load(
         saved = load_torch_file(file)
         state = TrainState(**saved["state"])
         for field in fields(state):
-            if not isinstance(value := getattr(state, field.name), field.type | int):
+            kind = getattr(field.type, "__origin__", field.type)  # list of list[str]
+            if not isinstance(value := getattr(state, field.name), kind | int):
                 raise TypeError(f"{field.name} is {value!r:.40}, expected {field.type}")
         leaves = tree_leaves(saved["optimizer"])
         tensors = (("a tensor", leaf) for leaf in leaves if isinstance(leaf, Tensor))
