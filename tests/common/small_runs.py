@@ -117,7 +117,8 @@ def checkpoint(folder, name="last") -> Path:
 
 def results(folder) -> dict:
     """What the newest `vil evaluate` wrote."""
-    return json.loads(Path(folder, "eval/results.json").read_text())
+    files = Path(folder, "eval").rglob("results.json")
+    return json.loads(max(files, key=lambda file: file.stat().st_mtime_ns).read_text())
 
 
 def numbers(line, *names) -> dict[str, str]:

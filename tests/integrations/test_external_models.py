@@ -224,8 +224,8 @@ def test_freezing_the_first_stage_of_a_timm_model(name, size, first, after):
 
 def test_stages_that_cannot_be_frozen():
     for arch, count, message in [
-        ("timm/test_resnet", 9, r"FREEZE_STAGES 9: ResNet has 4 stages"),
-        ("resnet18", 1, r"ResNet has no stages to freeze"),
+        ("timm/test_resnet", 9, "FREEZE_STAGES 9: timm/test_resnet has 4 stages"),
+        ("resnet18", 1, "resnet18 has no stages to freeze"),
     ]:
         cfg = get_config(opts=[f"MODEL.ARCH={arch}", f"FINETUNE.FREEZE_STAGES={count}"])
         with pytest.raises(ConfigError, match=message):

@@ -62,7 +62,8 @@ def test_python_and_the_command_evaluate_alike(trained, root):
     found = package.evaluate(run.run_dir, checkpoint="last")
     assert to_json(found) == to_json(run.metrics)
     succeeds("evaluate", "--run", run.run_dir, "--checkpoint", "last")
-    assert json.loads((run.run_dir / "eval/results.json").read_text()) == json.loads(to_json(found))
+    (results,) = run.run_dir.glob("eval/**/results.json")
+    assert json.loads(results.read_text()) == json.loads(to_json(found))
 
 
 def test_every_format_has_every_image(trained, root):

@@ -55,7 +55,7 @@ def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = Fal
     if arch in NORMALIZED_BY_HALF:
         model.transform_input = False  # INPUT.MEAN and INPUT.STD are those of the weights instead
     if cfg.FINETUNE.FREEZE_STAGES:
-        freeze_stages(model, cfg.FINETUNE.FREEZE_STAGES)
+        freeze_stages(model, cfg.FINETUNE.FREEZE_STAGES, arch)
     if cfg.MODEL.PRETRAINED and load_pretrained:
         _warn_other_preprocessing(cfg)
     return model

@@ -100,8 +100,8 @@ def preprocessing(name: str, channels: int = 3) -> dict[str, Any]:
     return values
 
 
-def freeze_stages(model: nn.Module, count: int) -> None:
-    """Freeze the stem and the first `count` stages of a timm model.
+def freeze_stages(model: nn.Module, count: int, name: str) -> None:
+    """Freeze the stem and the first `count` stages of the timm model `name`.
 
     The stages are those of timm's method `group_matcher`; in a plain ViT, each block is a stage.
     Frozen batch norms use their running statistics, and keep them. Raises ValueError if the model
@@ -112,17 +112,15 @@ def freeze_stages(model: nn.Module, count: int) -> None:
         return
     if not hasattr(model, "group_matcher"):
         raise ValueError(
-            f"{type(model).__name__} has no stages to freeze (only msvit and timm models have "
-            "stages): set FINETUNE.FREEZE_STAGES to 0"
+            f"{name} has no stages to freeze (only msvit and timm models have stages): set "
+            "FINETUNE.FREEZE_STAGES to 0"
         )
     layers = group_parameters(model, model.group_matcher(coarse=True), reverse=True)
     num_stages = max(layers.values()) - 1  # layer 0 is the stem, and the last layer is the head
     if count > num_stages:
-        raise ValueError(
-            f"FINETUNE.FREEZE_STAGES {count}: {type(model).__name__} has {num_stages} stages"
-        )
-    for name, parameter in model.named_parameters():
-        if layers[name] <= count:
+        raise ValueError(f"FINETUNE.FREEZE_STAGES {count}: {name} has {num_stages} stages")
+    for key, parameter in model.named_parameters():
+        if layers[key] <= count:
             parameter.requires_grad_(False)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.weight.requires_grad:

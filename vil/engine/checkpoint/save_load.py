@@ -65,9 +65,10 @@ class TrainState:
     evaluated: int = 0  # the step of the last evaluation
     skipped: int = 0  # steps without an update: their loss or gradient was not finite
     data: str = ""  # fingerprint of the training samples; older checkpoints have none
-    images: list[str] = field(default_factory=list)  # `image_digests` of the training samples
+    images: list = field(default_factory=list)  # `image_digests` of the training samples
     # {config key: value as text} of the keys that must not change; older checkpoints have none
-    fixed: dict[str, str] = field(default_factory=dict)
+    fixed: dict = field(default_factory=dict)
+    imports: dict = field(default_factory=dict)  # {file of a plug-in: its SHA-256}
     metric: str = ""  # name of the metric that `best` is a value of; "": the task's default
     stale: int = 0  # evaluations since one that improved by min_delta; older checkpoints: 0
     improved: float | None = None  # the metric of that evaluation
@@ -324,10 +325,10 @@ def load(
     try:
         saved = load_torch_file(file)
         state = TrainState(**saved["state"])
-        for field in fields(state):
-            kind = getattr(field.type, "__origin__", field.type)  # list of list[str]
-            if not isinstance(value := getattr(state, field.name), kind | int):
-                raise TypeError(f"{field.name} is {value!r:.40}, expected {field.type}")
+        for each in fields(state):
+            value, is_float = getattr(state, each.name), isinstance(0.0, each.type)
+            if not isinstance(value, each.type | int if is_float else each.type):
+                raise TypeError(f"{each.name} is {value!r:.40}, expected {each.type}")
         leaves = tree_leaves(saved["optimizer"])
         tensors = (("a tensor", leaf) for leaf in leaves if isinstance(leaf, Tensor))
         check_tensors(tensors, file.stat().st_size)
@@ -417,8 +418,11 @@ def resume(
             update_links(folder, saved)
         except OSError as error:
             say(f"{folder}: the files last and best cannot be written: {one_line(error)}")
-    current = {name: getattr(fresh, name) for name in ("seed", "world", "data", "images", "fixed")}
-    return replace(saved, **current)
+    for file, digest in fresh.imports.items():
+        if saved.imports.get(file, digest) != digest:
+            say(f"WARNING {file} has changed since {checkpoint.name} was saved")
+    names = ("seed", "world", "data", "images", "fixed", "imports")
+    return replace(saved, **{name: getattr(fresh, name) for name in names})
 
 
 def find_changes(saved: TrainState, fresh: TrainState, say: Callable[[str], None]) -> list[str]:
