@@ -45,7 +45,6 @@ from vil.utils.console import echo_error
 from vil.utils.errors import (
     CheckpointError,
     ConfigError,
-    DataError,
     RunInUseError,
     StoppedError,
     as_config_error,
@@ -153,7 +152,7 @@ def train(
     if resume and config is None:
         config = saved_config(Options(overrides, {"OUTPUT_DIR": output_dir}))
         if config is None:
-            log.warning("resume=True: there is no config.yaml to resume with: the config is the default")
+            log.warning("resume=True: no config.yaml is there, so the config is the default")
     cfg = make_config(
         config, overrides, output_dir=output_dir, data=data, imports=imports, preset=preset
     )
