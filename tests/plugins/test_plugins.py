@@ -142,8 +142,15 @@ def test_a_config_of_somebody_else_runs_no_code(tmp_path):
     assert "add --import" in refused.stderr
     assert not (tmp_path / "ran").exists()
     assert run(*words, "--import", "evil.py", **kept).returncode == 0
-    assert run(*words, **kept).returncode == 0
+    assert run(*words, **kept).stderr == ""
     assert (tmp_path / "ran").exists()
+    with (tmp_path / "evil.py").open("a") as file:
+        file.write("# changed\n")
+    for flags, lines in (((), 1), ((), 1), (("--import", "evil.py"), 0), ((), 0)):
+        ended = run(*words, *flags, **kept)
+        assert ended.returncode == 0
+        assert ended.stderr.count("has changed since you passed it with --import") == lines
+        assert ended.stderr.count("\n") == lines
 
 
 @pytest.mark.smoke

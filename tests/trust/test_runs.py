@@ -103,6 +103,16 @@ def test_other_images_under_the_same_names_are_refused(tmp_path):
     assert resume(run, "OPTIM.EPOCHS=3", "RUN.ALLOW_CHANGES=True").code == 0
 
 
+def test_a_plugin_that_changed_since_the_run_started_is_named(tmp_path):
+    run, file = tmp_path / "run", tmp_path / "plugin.py"
+    file.write_text("")
+    assert vil("train", "--output_dir", run, *SHORT, "--import", file).code == 0
+    file.write_text("# changed\n")
+    ended = resume(run, "--import", file)
+    assert ended.code == 0, ended.err
+    assert f"{file} has changed since step-" in (run / "log.txt").read_text()
+
+
 def test_a_run_whose_folder_was_moved_ends(tmp_path):
     import torch
 
@@ -124,8 +134,10 @@ def test_a_file_system_without_locks_is_accepted(tmp_path, monkeypatch, number, 
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(run_dir.fcntl, "lockf", unsupported)
-    with RunDir(tmp_path / "run", DistInfo(), torch.device("cpu")):
+    monkeypatch.setattr(run_dir.fcntl, "flock", unsupported)
+    with RunDir(tmp_path / "run", DistInfo(), torch.device("cpu")) as run:
         assert not run_dir.is_locked(tmp_path / "run")
+        assert run.find_move() == ""
     assert "cannot be locked" in caplog.text
 
 

@@ -4,18 +4,20 @@ The code runs before the config is checked, so that its components are valid cho
 records the files and plug-ins in IMPORTS, and runs them again when it is loaded.
 
 A recorded file runs only if this user has named it before, with --import or from Python. Otherwise
-the config of another user could run arbitrary code.
+the config of another user could run arbitrary code. A warning says if it has changed since then.
 """
 
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from vil.utils.atomic_write import replace_text
+from vil.utils.atomic_write import replace_text, sha256_of
 from vil.utils.cache_dir import cache_dir
 from vil.utils.errors import ConfigError, one_line
 
@@ -23,6 +25,8 @@ API_VERSION = 1  # of the plug-in interface; plug-ins state it as VIL_PLUGIN_API
 GROUP = "vil.plugins"  # of Python entry points
 PREFIX = "plugin:"  # of an installed plug-in in IMPORTS
 _loaded: dict[str, str] = {}  # {entry point: problem, empty if there is none}
+
+log = logging.getLogger(__name__)
 
 
 def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> list[str]:
@@ -37,7 +41,7 @@ def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> li
     for file in named:
         import_file(file)
     files = [str(Path(file).resolve()) for file in named]
-    trusted = _read_trusted()
+    named_digests, trusted = file_digests(files), _read_trusted()
     for name, where in recorded:
         if name.startswith(PREFIX):
             if name not in installed:
@@ -48,11 +52,24 @@ def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> li
                     f"{where}: IMPORTS {path}: this config runs a Python file; add --import {path} "
                     "if you trust it"
                 )
+            if trusted[path] and file_digests([path]) != {path: trusted[path]}:
+                text = "%s: IMPORTS %s has changed since you passed it with --import"
+                log.warning(text, where, path)
             import_file(path)
             files.append(path)
-    if new := set(files) - trusted:
-        _write_trusted(trusted | new)
+    if trusted | named_digests != trusted:
+        _write_trusted(trusted | named_digests)
     return [*installed, *files]
+
+
+def file_digests(imports: Iterable[str]) -> dict[str, str]:
+    """Return {path: SHA-256} of the Python files in IMPORTS that can be read."""
+    digests = {}
+    for name in imports:
+        if not name.startswith(PREFIX):
+            with suppress(OSError):
+                digests[name] = sha256_of(Path(name))
+    return digests
 
 
 def load_entry_points() -> list[str]:
@@ -124,19 +141,21 @@ def _trust_file() -> Path:
     return cache_dir() / "imports.json"
 
 
-def _read_trusted() -> set[str]:
+def _read_trusted() -> dict[str, str]:
     try:
         found = json.loads(_trust_file().read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return set()
-    return {name for name in found if isinstance(name, str)} if isinstance(found, list) else set()
+        return {}
+    if isinstance(found, list):  # of an earlier version, which recorded no digests
+        found = {name: "" for name in found if isinstance(name, str)}
+    return {name: str(digest) for name, digest in found.items()} if type(found) is dict else {}
 
 
-def _write_trusted(files: set[str]) -> None:
-    """Store the paths of the Python files that this user has named, and therefore trusts. Does
-    nothing if the cache folder cannot be written."""
+def _write_trusted(files: Mapping[str, str]) -> None:
+    """Store {path: SHA-256} of the Python files that this user has named, and therefore trusts.
+    Does nothing if the cache folder cannot be written."""
     try:
         _trust_file().parent.mkdir(parents=True, exist_ok=True)
-        replace_text(_trust_file(), json.dumps(sorted(files), indent=1) + "\n")
+        replace_text(_trust_file(), json.dumps(files, indent=1, sort_keys=True) + "\n")
     except OSError:
         return

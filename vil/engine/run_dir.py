@@ -55,7 +55,6 @@ class RunDir:
         self.writes, self.step, self.begun, self.ended = dist.is_main, 0, False, False
         if self.writes:
             self.lock, self.folder_lock = open_folder(self.folder), None
-            self.inode = self.folder.stat().st_ino
         try:
             if self.writes:
                 self.folder_lock = lock_folder(self.folder)
@@ -80,9 +79,15 @@ class RunDir:
 
     def find_move(self) -> str:
         """Return a message if the folder was moved or removed since the run started, else ""."""
-        with suppress(OSError):
-            if not self.writes or self.folder.stat().st_ino == self.inode:
+        if not self.writes:
+            return ""
+        try:
+            if os.path.samestat(self.folder.stat(), os.fstat(self.folder_lock)):
                 return ""
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:  # of a network disk, for example, which may work again at the next write
+            return ""
         return (
             f"{self.folder} was moved or removed while the run wrote to it: move it back, or give "
             "its new path as --output_dir, and add --resume"
@@ -226,21 +231,21 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def lock_folder(folder: Path) -> int | None:
-    """Lock the folder itself, in case `run.lock` is deleted. Returns the file descriptor.
+def lock_folder(folder: Path) -> int:
+    """Open the folder itself, and lock it in case `run.lock` is deleted. Returns the file
+    descriptor.
 
-    Forked loader workers close the descriptor, because they may outlive the run. Returns None if
-    the file system cannot lock folders. Raises RunInUseError if another process holds the lock.
+    Forked loader workers close the descriptor, because they may outlive the run. A file system that
+    cannot lock folders is accepted. Raises RunInUseError if another process holds the lock.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        os.close(descriptor)
         if error.errno in IN_USE:
+            os.close(descriptor)
             message = f"{folder} is in use by another process, whose run.lock was deleted"
             raise RunInUseError(f"{message}: choose another --output_dir") from error
-        return None
     HELD.add(descriptor)
     return descriptor
 
@@ -249,7 +254,8 @@ def release_lock(descriptor: int | None) -> None:
     """Release a lock. descriptor: the result of `lock_folder`."""
     if descriptor in HELD:
         HELD.remove(descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with suppress(OSError):  # of a file system that cannot lock folders
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

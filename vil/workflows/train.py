@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 
 from vil.config import dump, get_config, override
 from vil.config.defaults import leaves
+from vil.config.plugins import file_digests
 from vil.config.yaml_source import from_mapping
 from vil.data.build import check_extras
 from vil.data.classes import check_class_names, format_class_names, read_class_names
@@ -251,6 +252,7 @@ def train_config(
             data=fingerprint(loader.samples.dataset),
             images=image_digests(loader.samples.dataset),
             fixed=fixed_values(kept_cfg),
+            imports=file_digests(cfg.IMPORTS),
             metric=cfg.EVAL.METRIC,
             test_set=next(iter(task.test_sets), ""),
         )
