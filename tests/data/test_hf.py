@@ -276,6 +276,23 @@ def test_values_outside_of_an_arrow_file_are_refused(tmp_path, column, value):
 
 @needs_library
 @pytest.mark.trust(7)
+@pytest.mark.parametrize("column", ["number", "dictionary"])
+def test_compressed_values_are_refused(tmp_path, column):
+    """A few bytes of them may become gigabytes."""
+    name = saved(tmp_path, rows())
+    values = pyarrow.array(["a" * 10**6] * 9)
+    values = values.dictionary_encode() if column == "dictionary" else pyarrow.array(range(9999))
+    table = pyarrow.table({"x": values})
+    (file,) = (tmp_path / "pets").glob("*.arrow")
+    for compression in (None, "lz4", "zstd"):
+        options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+        with pyarrow.ipc.new_stream(file, table.schema, options=options) as stream:
+            stream.write_table(table)
+        assert ("is compressed" in refusal(tmp_path, name)) == (compression is not None)
+
+
+@needs_library
+@pytest.mark.trust(7)
 def test_a_table_of_more_rows_than_bytes_is_refused(tmp_path):
     name = saved(tmp_path, rows())
     (file,) = (tmp_path / "pets").glob("*.arrow")

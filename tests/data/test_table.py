@@ -150,6 +150,22 @@ def test_bad_tables_are_refused_with_a_line(root, name):
         open_table(root, text)
 
 
+@pytest.mark.trust(7)
+@pytest.mark.parametrize("repeated", ["path", "labels"])
+def test_parquet_that_repeats_a_long_text_is_refused(root, repeated):
+    """Its 3 GB would take some hundred bytes."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    text = pyarrow.DictionaryArray.from_arrays([0] * 3000, ["z" * 10**6])
+    if repeated == "labels":
+        text = pyarrow.ListArray.from_arrays(list(range(3001)), text)
+    columns = {"path": ["a.png"] * 3000, "label": ["a"] * 3000, repeated: text}
+    parquet.write_table(pyarrow.table(columns), root / "x.parquet", compression="zstd")
+    with pytest.raises(DataError, match="repeats long texts"):
+        build_dataset("x.parquet", root, "train")
+
+
 def test_parquet_has_the_same_samples(root):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

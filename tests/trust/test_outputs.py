@@ -141,6 +141,13 @@ def test_a_command_may_replace_what_it_wrote(folder, line):
         assert ended.code == 0, ended.err
 
 
+def test_a_folder_with_a_config_is_not_always_a_run(folder):
+    Path("config.yaml").write_text("_BASE_: digits/vil_nano.yaml\n")
+    Path("plots").mkdir()
+    words = ("visualize", "pattern", "--grid", "8", "--window", "4", "--out", "plots/p.png")
+    assert vil(*words).code == 0
+
+
 def test_another_checkpoint_does_not_replace_the_results_of_the_best(folder):
     shutil.copytree(checkpoint("run"), "run/checkpoints/step-00000001")
     Path("run/checkpoints/last").write_text("step-00000001")

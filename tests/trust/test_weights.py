@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import vil
@@ -81,6 +82,18 @@ def test_outputs_that_are_not_finite_are_errors(saved, tmp_path, name):
         assert "NaN or infinite" in predictions[0].error
 
 
+@pytest.mark.trust(5)
+def test_a_streamed_output_that_is_not_finite_is_an_error(saved, tmp_path):
+    state = load_file(saved)
+    state["head.weight"] = state["head.weight"].sign() * 3e38
+    file = tmp_path / "huge.safetensors"
+    write_weights(file, state, read_metadata(saved))
+    Image.new("RGB", (64, 64), (9, 90, 200)).save(tmp_path / "a.png")
+    ended = run_vil("predict", "--stream", tmp_path / "a.png", *TINY, f"MODEL.MODEL_PATH={file}")
+    assert ended.code == 3, ended.err
+    assert "NaN or infinite" in ended.out
+
+
 # Class 5: tensors that hold no value for each element
 
 ODD = {
@@ -115,7 +128,7 @@ class Bytes:
 
 
 @pytest.mark.trust(7)
-@pytest.mark.parametrize("method", ["deflated", "repeated", "a bytearray"])
+@pytest.mark.parametrize("method", ["deflated", "repeated", "a bytearray", "another archive"])
 def test_a_file_that_takes_more_memory_than_its_size_is_refused(saved, tmp_path, method):
     file = tmp_path / "bomb.pth"
     torch.save(load_file(saved) | {"x": torch.zeros(10**6)}, file)
@@ -132,8 +145,11 @@ def test_a_file_that_takes_more_memory_than_its_size_is_refused(saved, tmp_path,
                 archive.filelist.append(copy.copy(largest))
                 archive.filelist[-1].filename += str(number)
             archive._didModify = True
+    if method == "another archive":  # from which other readers of the format may read
+        file.write_bytes(file.read_bytes() * 2)
     assert run_vil("evaluate", *TINY, f"MODEL.MODEL_PATH={file}").code == CHECKPOINT
-    with pytest.raises(CheckpointError, match="its entries are compressed or overlap|a bytearray"):
+    said = "its entries are compressed or overlap|a bytearray|begins with bytes"
+    with pytest.raises(CheckpointError, match=said):
         read_weights(file)
 
 
@@ -209,6 +225,7 @@ def test_a_saved_folder_with_an_invalid_card_is_refused(saved, tmp_path):
 
 ASKS = {
     "INPUT.IMAGE_SIZE=1000000": "IMAGE_SIZE: expected between 1 and 16384",
+    "INPUT.CROP_PCT=1e-7": "resized to more than 4096 pixels",
     "DATALOADER.WORKERS=100000": "WORKERS: expected between -1 and 4096",
     "DATALOADER.BSZ=100000000": "DATALOADER.BSZ",
     f"MODEL.VIT.MSVIT.ARCH={HUGE}": "MODEL.VIT.MSVIT.ARCH: .* parameters, which take .* GB, more",
@@ -223,6 +240,29 @@ def test_a_config_cannot_ask_for_more_than_there_is(tmp_path, word):
     assert ended.code == 2, ended.err
     assert ended.err.count("\n") == 1
     assert re.search(ASKS[word], ended.err), ended.err
+
+
+@pytest.mark.trust(7)
+@pytest.mark.parametrize("name", ["predict", "embed"])
+def test_an_image_larger_than_memory_is_refused(saved, tmp_path, name, monkeypatch):
+    """A model whose parameters do not depend on the size of its images may declare any size."""
+    monkeypatch.setattr("vil.workflows.inference.free_bytes", lambda device: 10**4)
+    words = (*TINY, f"MODEL.MODEL_PATH={saved}")
+    ended = run_vil(name, "--sample", *words, "--output-file", tmp_path / "x.npy")
+    assert ended.code == 2, ended.err
+    assert "INPUT.IMAGE_SIZE 32: one image takes" in ended.err
+
+
+@pytest.mark.trust(7)
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't")])
+def test_a_machine_without_memory_is_named(monkeypatch, error):
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr("vil.cli.config.annotate", fail)
+    ended = run_vil("config")
+    assert (ended.code, ended.err.count("\n")) == (2, 1), ended.err
+    assert "the machine is out of memory" in ended.err
 
 
 @pytest.mark.trust(7)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import vil as package
-from tests.common.small_runs import results, succeeds, vil
+from tests.common.small_runs import checkpoint, results, succeeds, vil
 from vil.workflows.calibration import read
 
 
@@ -53,6 +53,21 @@ def test_the_calibration_of_another_checkpoint_is_not_used(run):
     ended = vil("evaluate", "--run", run)
     assert "calibration.json is not used: it belongs to checkpoint step-00000001" in ended.err
     assert package.load_for_inference(run).task.target.temperature is None
+
+
+@pytest.mark.parametrize("name", ["convert", "export"])
+def test_a_file_without_the_stored_calibration_is_announced(run, tmp_path, name):
+    best = checkpoint(run, "best").name
+    text = json.dumps({"temperature": 2.0, "checkpoint": best})
+    (run / "calibration.json").write_text(text)
+    words = {
+        "convert": ("convert", run, tmp_path / "x.safetensors"),
+        "export": ("export", "--run", run, "--out", tmp_path / "x.pt2"),
+    }[name]
+    ended = vil(*words)
+    assert ended.code == 0, ended.err
+    said = "the file is not calibrated: divide its logits by the temperature"
+    assert (ended.out + ended.err).count(said) == 1
 
 
 @pytest.mark.parametrize("text", ["", '{"temperature": -1, "checkpoint": "step-1"}'])

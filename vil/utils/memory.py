@@ -18,17 +18,17 @@ def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def describe_out_of_memory(error: Exception) -> str:
-    """Return what to do if an error means that a GPU is out of memory, else ""."""
-    if not isinstance(error, torch.OutOfMemoryError):
+    """Return what to do if an error means that a GPU or the machine is out of memory, else ""."""
+    is_gpu, peak = isinstance(error, torch.OutOfMemoryError), ""
+    if not (is_gpu or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)):
         return ""
-    peak = ""
-    if torch.cuda.is_available():
+    if is_gpu and torch.cuda.is_available():
         _, total = torch.cuda.mem_get_info()
         used = torch.cuda.max_memory_allocated()
         peak = f" (peak {used / 2**30:.1f} of {total / 2**30:.1f} GiB)"
     return (
-        f"the GPU is out of memory{peak}: lower DATALOADER.BSZ and raise OPTIM.ACCUMULATE, set "
-        "MODEL.GRAD_CHECKPOINT True, or lower INPUT.IMAGE_SIZE"
+        f"the {'GPU' if is_gpu else 'machine'} is out of memory{peak}: lower DATALOADER.BSZ and "
+        "raise OPTIM.ACCUMULATE, set MODEL.GRAD_CHECKPOINT True, or lower INPUT.IMAGE_SIZE"
     )
 
 

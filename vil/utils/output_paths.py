@@ -82,9 +82,15 @@ def refuse_run_files(path: Path, flag: str) -> None:
     real = path.resolve()
     for folder in real.parents:
         entry = real.relative_to(folder).parts[0]
-        if entry in RUN_ENTRIES and (folder / "config.yaml").exists():
+        if entry in RUN_ENTRIES and is_run(folder):
             text = "is used by" if entry == real.name else f"is inside the {entry} of"
             raise ConfigError(f"{flag} {path} {text} the run {folder}; choose another path")
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run, also of one without a checkpoint yet."""
+    names = ("checkpoints", "status.json")
+    return (folder / "config.yaml").exists() and any((folder / n).exists() for n in names)
 
 
 def int8_file(path: str | Path) -> Path:

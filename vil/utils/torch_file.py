@@ -6,6 +6,7 @@ kinds, such as sparse or expanded tensors, hold fewer elements.
 """
 
 import argparse
+import itertools
 import mmap
 import warnings
 import zipfile
@@ -21,6 +22,8 @@ DTYPES = {
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 }
 ZIP_START = b"PK\x03\x04"
+PICKLE = "data.pkl"  # end of the name of the entry that torch unpickles
+MAX_HEADER = 30 + 2 * 65535  # bytes before the content of an entry
 # Names in a pickle after which torch allocates or reads memory that the file does not have.
 UNSAFE = (b"\nbytearray\n", b"\n_rebuild_nested_tensor\n")
 
@@ -39,6 +42,7 @@ def check_declared_sizes(path: Path) -> None:
     torch.save compresses nothing, and state dicts have none of the objects in UNSAFE."""
     size = path.stat().st_size
     with path.open("rb") as file:
+        pickles = [(0, size)]  # the first and the last byte of the parts that may be pickles
         if file.read(4) == ZIP_START:
             entries = zipfile.ZipFile(file).infolist()
             declared = sum(entry.file_size for entry in entries)
@@ -46,10 +50,17 @@ def check_declared_sizes(path: Path) -> None:
                 raise ValueError(
                     f"its entries are compressed or overlap: {declared} bytes in a file of {size}"
                 )
+            if min((entry.header_offset for entry in entries), default=0):
+                raise ValueError("it begins with bytes that are not part of its archive")
+            pickles = [
+                (entry.header_offset, entry.header_offset + MAX_HEADER + entry.file_size)
+                for entry in entries
+                if entry.filename.lower().endswith(PICKLE)  # torch ignores the case
+            ]
         if size:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                for name in UNSAFE:
-                    if content.find(name) >= 0:
+                for name, (start, end) in itertools.product(UNSAFE, pickles):
+                    if content.find(name, start, end) >= 0:
                         raise ValueError(f"it has a {name.decode().strip()}, which torch trusts")
 
 

@@ -30,6 +30,7 @@ from vil.workflows.configure import Overrides
 from vil.workflows.inference import (
     InferenceModel,
     as_inference_model,
+    check_memory,
     load_model,
     open_test_sets,
 )
@@ -96,6 +97,7 @@ def collect_features(
     batch_size, num_workers: None for the values in the model's config.
     Raises DataError if no image can be read, and SaveError if the disk is full.
     """
+    check_memory(model)
     task, loading = model.task, model.cfg.DATALOADER
     loader = iter_image_batches(
         images,

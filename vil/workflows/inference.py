@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
@@ -18,6 +19,7 @@ from vil.engine.build import configure_device
 from vil.engine.distributed import DistInfo
 from vil.integrations.optimize import optimize_for_inference
 from vil.models.registry import ARCHS
+from vil.models.vision_longformer import MsViT
 from vil.pretrained.catalog import DIGITS, get_model_weights
 from vil.pretrained.load_weights import select_classes
 from vil.pretrained.state_dict_io import POINTERS, read_metadata
@@ -25,6 +27,7 @@ from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.errors import CheckpointError, ConfigError, in_python_words
 from vil.utils.global_state import preserve_global_state
+from vil.utils.machine import free_bytes, gigabytes
 from vil.workflows.attention_backend import select_attention_backends
 from vil.workflows.calibration import apply_stored, find_checkpoint
 from vil.workflows.configure import (
@@ -37,6 +40,8 @@ from vil.workflows.configure import (
 )
 from vil.workflows.execution import execution_of
 from vil.workflows.prepare import find_weights, prepare_for_evaluation
+
+MAPS = 8  # feature maps of the first stage that a forward pass has in memory at once
 
 
 @dataclass
@@ -201,6 +206,31 @@ def build_with_weights(
     task.class_names = task.class_names or recorded_classes(weights, head)
     model = task.build_model()
     return model, f"weights of {weights}: {task.load_weights(model, weights, strict=True)}"
+
+
+def is_finite(values: Any) -> bool:
+    """Return whether all numbers are finite. values: a tensor, a dataclass of tensors, or nested
+    lists of them, such as a model's output for one image."""
+    leaves = tree_leaves(vars(values) if is_dataclass(values) else values)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    # a sum is finite if its terms are, and takes a fraction of the time of `isfinite` on each
+    types = [torch.promote_types(tensor.dtype, torch.float32) for tensor in tensors]
+    return all(tensor.sum(dtype=dtype).isfinite() for tensor, dtype in zip(tensors, types))
+
+
+def check_memory(model: InferenceModel) -> None:
+    """Raise ConfigError if one image of INPUT.IMAGE_SIZE pixels takes more memory than is free: the
+    image and MAPS feature maps of the first stage, in float32."""
+    side = model.cfg.INPUT.IMAGE_SIZE
+    size = model.cfg.INPUT.CHANNELS * side**2 * 4
+    if network := next((m for m in model.model.modules() if isinstance(m, MsViT)), None):
+        stage = network.specs[0]
+        size += MAPS * stage.dim * (side // stage.patch) ** 2 * 4
+    if model.task.resizes_to_image_size and size > (limit := free_bytes(model.task.device)):
+        raise ConfigError(
+            f"INPUT.IMAGE_SIZE {side}: one image takes {gigabytes(size)}, more than the "
+            f"{gigabytes(limit)} of free memory: lower it, or add --stream to vil predict"
+        )
 
 
 def recorded_classes(weights: Path, head: str) -> list[str]:

@@ -5,7 +5,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
@@ -33,7 +31,12 @@ from vil.utils.exif import orientation
 from vil.utils.output_paths import make_folder, replacing
 from vil.workflows.configure import Overrides
 from vil.workflows.ensemble import Ensemble, find_runs, make_ensemble
-from vil.workflows.inference import InferenceModel, as_inference_model
+from vil.workflows.inference import (
+    InferenceModel,
+    as_inference_model,
+    check_memory,
+    is_finite,
+)
 
 IMAGE_SUFFIXES = (*EXTENSIONS, ".npy")
 PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # modes of PIL that fit into a PNG
@@ -300,6 +303,8 @@ def iter_predictions(
     """Yield a prediction for each image, in order. batch_size: None for DATALOADER.BSZ of the first
     model's config."""
     task = ensemble.task
+    for model in ensemble.models:
+        check_memory(model)
     loader = iter_image_batches(
         images,
         ensemble.preprocess,
@@ -322,10 +327,3 @@ def iter_predictions(
                         name = images.sample_name(index)
                         predictions[index] = task.failed(name, NOT_FINITE)
             yield from (predictions[index] for index in sorted(predictions))
-
-
-def is_finite(output: Any) -> bool:
-    """Return whether all tensors of a model's input or output for one image are finite. output: a
-    tensor, a dataclass of tensors, or nested lists of them."""
-    leaves = tree_leaves(vars(output) if is_dataclass(output) else output)
-    return all(leaf.isfinite().all() for leaf in leaves if isinstance(leaf, Tensor))

@@ -38,7 +38,8 @@ from vil.streaming.store import check_scratch
 from vil.tasks.base import ImageMeta
 from vil.tasks.image.task import ImageTask
 from vil.utils.errors import ConfigError, SaveError, as_config_error, os_error_as
-from vil.workflows.inference import InferenceModel
+from vil.workflows.inference import InferenceModel, is_finite
+from vil.workflows.predict import NOT_FINITE
 
 CHECK_SIDE = 512  # pixels of the crop that `check_crop` compares, at least
 FLOATS = {torch.float64: np.float64, torch.float16: np.float16}  # of saved maps; default: float32
@@ -113,8 +114,8 @@ class ImageStream:
 
     def predict(self, report: Report = lambda share, seconds: None) -> Any:
         """Stream the image and save the requested feature maps. Returns the task's prediction for
-        the image. report: function that is called with (fraction of the work that is done,
-        estimated remaining seconds)."""
+        the image, which has an `error` if the model's output is not finite. report: function that
+        is called with (fraction of the work that is done, estimated remaining seconds)."""
         name = str(self.image) if isinstance(self.image, str | Path) else "array"
         meta = ImageMeta(name, self.prepared.size)
         task, save = self.source.task, self.settings.save
@@ -133,6 +134,8 @@ class ImageStream:
             self.prepared.into = {}
             for output_name, file in files.items():
                 convert_map(file, save[output_name])
+        if not is_finite(output):
+            return task.failed(name, NOT_FINITE)
         return task.postprocess(output, [meta])[0]
 
     def _journal(self, folder: Path) -> FileJournal:

@@ -45,6 +45,12 @@ DECLARED = (
     ),
     Key("INTERPOLATION", 2, "Resize interpolation: 2 bilinear, 3 bicubic.", one_of(2, 3)),
     Conflict(
+        ("INPUT.IMAGE_SIZE", "INPUT.CROP_PCT"),
+        lambda side, crop_pct: crop_pct * max(4096, 2 * side) < side,
+        "images would be resized to more than 4096 pixels and twice IMAGE_SIZE a side: raise "
+        "CROP_PCT",
+    ),
+    Conflict(
         ("INPUT.CHANNELS", "INPUT.MEAN", "INPUT.STD"),
         lambda channels, mean, std: not {len(mean), len(std)} <= {1, channels},
         "MEAN and STD need one number, or one per channel, such as INPUT.MEAN '[0.5]' "

@@ -7,6 +7,7 @@ the memory-mapped files, and spawned workers open them again.
 import io
 import json
 import os
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -221,16 +222,49 @@ def _read_json(folder: Path, file: Path) -> Any:
 def check_arrow_file(file: Path) -> None:
     """Check that all values of an Arrow file are within its bytes, because pyarrow would otherwise
     read beyond them. Raises ArrowException if they are not, and DataError for a file that has more
-    rows than bytes. Does not read the images."""
+    rows than bytes, or compressed values, which may take any amount of memory. Does not read the
+    images."""
     import pyarrow.ipc
 
     rows, size = 0, file.stat().st_size
-    with pyarrow.memory_map(str(file)) as source, pyarrow.ipc.open_stream(source) as reader:
-        for batch in reader:
+    with pyarrow.memory_map(str(file)) as source:
+        for message in pyarrow.ipc.MessageReader.open_stream(source):
+            if is_compressed(message.type, message.metadata.to_pybytes()):
+                raise DataError(f"{file} is compressed: save it again with save_to_disk")
+        source.seek(0)
+        for batch in pyarrow.ipc.open_stream(source):
             rows += batch.num_rows
             if rows > size:
                 raise DataError(f"{file} has {size} bytes, but more than {rows - 1} rows")
             batch.validate(full=True)
+
+
+def is_compressed(kind: str, metadata: bytes) -> bool:
+    """Return whether an Arrow message has compressed values, which pyarrow cannot tell before it
+    expands them.
+
+    kind: type of the message, as in pyarrow. metadata: a flatbuffer of the type Message in Arrow's
+    format/Message.fbs. In a flatbuffer, a table has at its start the distance to a list of the
+    offsets of its fields, which is 0 for a missing field.
+    """
+
+    def number(form: str, place: int) -> int:
+        return struct.unpack_from(form, metadata, place)[0]
+
+    def field(table: int, index: int) -> int:
+        offsets, entry = table - number("<i", table), 4 + 2 * index
+        offset = number("<H", offsets + entry) if entry < number("<H", offsets) else 0
+        return table + offset if offset else 0
+
+    def follow(place: int) -> int:
+        return place + number("<I", place)
+
+    if kind not in ("record batch", "dictionary"):
+        return False
+    batch = follow(field(follow(0), 2))  # Message.header
+    if kind == "dictionary":
+        batch = follow(field(batch, 1))  # DictionaryBatch.data
+    return field(batch, 3) > 0  # RecordBatch.compression
 
 
 def select_split(folder: Path, loaded: Mapping[str, Any], split: str, all_rows: bool) -> str:

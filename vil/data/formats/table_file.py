@@ -14,6 +14,7 @@ from vil.utils.safe_files import regular_file
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 MAX_LINE = 1 << 20  # bytes
 MAX_ROWS_PER_BYTE = 8  # of Parquet; the paths of images differ, so that each takes some bits
+MIN_TEXT, MAX_TEXT_PER_BYTE = 2**28, 1000  # bytes of text, which may repeat a long one
 BATCH = 10_000  # rows of Parquet that are converted at once
 
 
@@ -106,7 +107,10 @@ def _read_parquet(path: Path, separator: str) -> Rows:
     from pyarrow.parquet import ParquetFile
 
     try:
-        file = ParquetFile(path)
+        schema = ParquetFile(path).schema
+        leaves = map(schema.column, range(len(schema)))
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        file = ParquetFile(path, read_dictionary=texts)  # repeated texts are in memory once
         columns, rows, size = file.schema_arrow.names, file.metadata.num_rows, path.stat().st_size
     except (ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
@@ -114,9 +118,12 @@ def _read_parquet(path: Path, separator: str) -> Rows:
         raise DataError(f"{path} has {rows} rows in only {size} bytes: write it again")
 
     def cells() -> Iterator[tuple[int, list[str]]]:
-        number = 0
+        number, left = 0, MIN_TEXT + MAX_TEXT_PER_BYTE * size
         try:
             for batch in file.iter_batches(BATCH):
+                left -= sum(map(text_size, batch.columns))
+                if left < 0:
+                    raise DataError(f"{path} repeats long texts in only {size} bytes: shorten them")
                 for values in zip(*(column.to_pylist() for column in batch.columns)):
                     number += 1
                     yield number, [_as_text(value, separator) for value in values]
@@ -125,6 +132,21 @@ def _read_parquet(path: Path, separator: str) -> Rows:
             raise DataError(f"{path}, after row {number}: {reason}") from error
 
     return Rows(list(columns), cells(), "row")
+
+
+def text_size(column: Any) -> int:
+    """Return the bytes of the texts in an Arrow array, each counted as often as it occurs. Texts
+    must be in dictionaries."""
+    import pyarrow.compute
+    from pyarrow import types
+
+    if types.is_nested(column.type):
+        parts = column.flatten()
+        return sum(map(text_size, parts if isinstance(parts, list) else [parts]))
+    if not types.is_dictionary(column.type):
+        return 0
+    lengths = pyarrow.compute.binary_length(column.dictionary)
+    return pyarrow.compute.sum(lengths.take(column.indices)).as_py() or 0
 
 
 def _as_text(value: Any, separator: str) -> str:
