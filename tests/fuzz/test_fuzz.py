@@ -1,10 +1,25 @@
-"""Files from somebody else with random bytes changed: the command ends with a documented exit code
-and at most one line."""
+"""Files from somebody else that were changed at random: the command ends with a documented exit
+code and at most one line, and its process takes less than 2 GiB.
 
+A few hundred inputs by default. Twenty thousand, or as many as there is time for, with the number
+of inputs and the peak memory of each target:
+
+    VIL_FUZZ_INPUTS=20000 VIL_FUZZ_SECONDS=1800 python -m pytest -m long -s tests/fuzz
+
+An input is a function of its target and its number. A crash or a hang ends pytest, and its input
+is left in pytest's temporary folder. What failed once has a test of its own, such as those in
+tests/trust.
+"""
+
+import faulthandler
 import json
+import os
 import random
 import re
+import resource
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,41 +28,53 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.common.data_files import samples, write_folder, write_tar, write_tsv, write_zip
-from tests.common.small_runs import TINY, succeeds, vil
+from tests.common.native_cache import cache_with_library, needs_compiler
+from tests.common.small_runs import TINY, Outcome, succeeds, vil
 from vil.engine.checkpoint.manifest import MANIFEST, MANIFEST_HASH, fingerprint, hash_manifest
+from vil.ops.native import build, library
+from vil.ops.tuning import tuning_cache
 from vil.pretrained.state_dict_io import read_metadata, write_weights
 from vil.tasks import TASKS
 from vil.utils.extras import is_installed
 
 pytestmark = [pytest.mark.trust(11), pytest.mark.long]
 
-CODES = (0, 2, 3, 4)  # 1 is an error that nobody expected
+INPUTS = int(os.environ.get("VIL_FUZZ_INPUTS", 300))  # of all targets together
+SECONDS = float(os.environ.get("VIL_FUZZ_SECONDS", "inf"))
+HANG_SECONDS, MAX_KIBIBYTES = 120, 2 * 2**20
+CODES = (0, 2, 3, 4, 5)  # 1 is an error that nobody expected
 WARNING = re.compile(r"(WARNING |\S.*: \w*Warning: |  |weights of |the shipped )")
 LOADED_HERE = "DATALOADER.WORKERS=0"
 ON_DATA = (
     "evaluate", "--run", "run", "--data", "data", LOADED_HERE, "DATA.CLASSES=by_position",
     "--output_dir", "out",
 )  # fmt: skip
-GENERATED = ("DATA.TEST=[fake]", "DATA.KWARGS={n: 8, num_classes: 4}", LOADED_HERE)
+FEW = "DATA.KWARGS={n: 16, size: 32, num_classes: 4}"  # one step per epoch
 FROM_CARD = ("evaluate", "MODEL.MODEL_PATH=weights.safetensors", "DEVICE=cpu", "OUTPUT_DIR=out")
+GENERATED = ("DATA.TEST=[fake]", FEW, LOADED_HERE)
+RESUME = ("train", "--output_dir", "run", "--resume", *TINY, FEW, LOADED_HERE, "OPTIM.EPOCHS=2")
+PREDICT = ("predict", "--run", "run", "images")
+ON_SAVED_SET = (*ON_DATA, "DATA.TEST=[pets/]", "DATA.KWARGS.all_rows=True")
+STATE = "run/checkpoints/step-00000001/state.pt"
+ARROW = "data/pets/data-00000-of-00001.arrow"
 TARGETS = {  # file -> the command that reads it
     "data/val.tsv": (*ON_DATA, "DATA.TEST=[tsv]"),
     "data/val.yaml": (*ON_DATA, "DATA.TEST=[tsv]"),
     "data/val.tar": (*ON_DATA, "DATA.TEST=[tar]"),
     "data/val.zip": (*ON_DATA, "DATA.TEST=[imagenet]"),
-    "images/a.png": ("predict", "--run", "run", "images"),
-    "images/b.jpg": ("predict", "--run", "run", "images"),
-    "images/c.tif": ("predict", "--run", "run", "images"),
+    "images/a.png": PREDICT,
+    "images/b.jpg": PREDICT,
+    "images/c.tif": PREDICT,
     "weights.safetensors": (*FROM_CARD, *GENERATED),
     "weights.pth": ("evaluate", "--run", "run", "MODEL.MODEL_PATH=weights.pth"),
-    "run/autotune.json": ("predict", "--run", "run", "images"),
+    STATE: RESUME,
+    "run/autotune.json": PREDICT,
     "given.yaml": ("config", "--config-file", "given.yaml"),
+    "cache/attention.json": PREDICT,
+    "cache/imports.json": ("config", "--config-file", "imports.yaml"),
 }
 if is_installed("datasets"):
-    ON_SAVED_SET = (*ON_DATA, "DATA.TEST=[pets/]", "DATA.KWARGS.all_rows=True")
-    TARGETS |= dict.fromkeys(
-        ("data/pets/data-00000-of-00001.arrow", "data/pets/state.json"), ON_SAVED_SET
-    )
+    TARGETS |= dict.fromkeys((ARROW, "data/pets/state.json"), ON_SAVED_SET)
 if "detection" in TASKS:
     TARGETS["data/coco.json"] = ("detect", "check", "data/coco.json", "--images", "data/images")
 
@@ -56,7 +83,7 @@ if "detection" in TASKS:
 def inputs(tmp_path_factory):
     """A folder with a run and the files of all targets."""
     root = tmp_path_factory.mktemp("inputs")
-    succeeds("train", "--output_dir", root / "run", *TINY, LOADED_HERE, "OPTIM.EPOCHS=1")
+    succeeds("train", "--output_dir", root / "run", *TINY, FEW, LOADED_HERE, "OPTIM.EPOCHS=1")
     succeeds("convert", root / "run", root / "weights.safetensors")
     torch.save({"net": load_file(root / "weights.safetensors")}, root / "weights.pth")
     shutil.copy(root / "run/config.yaml", root / "given.yaml")
@@ -75,6 +102,10 @@ def inputs(tmp_path_factory):
         folder, file = write(root / "data", [box(1), box(2, image=2)])
         folder.rename(root / "data/images")
         file.rename(root / "data/coco.json")
+    cache_with_library(root / "cache")
+    tuned = {"backend": "masked", "trials": []}
+    machines = {tuning_cache.machine("cpu"): {"a case": tuned}}
+    (root / "cache/attention.json").write_text(json.dumps({"format": 1, "machines": machines}))
     return root
 
 
@@ -88,32 +119,94 @@ def save_rows(folder, files):
     Dataset.from_dict(rows, features=features).save_to_disk(folder)
 
 
+@pytest.fixture
+def here(inputs, tmp_path, monkeypatch):
+    """A copy of the inputs, as the current folder."""
+    folder = shutil.copytree(inputs, tmp_path / "here", symlinks=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("VIL_CACHE", str(folder / "cache"))
+    (folder / "plugin.py").touch()
+    (folder / "imports.yaml").write_text(f"IMPORTS: [{folder}/plugin.py]\n")
+    succeeds("config", "--config-file", "imports.yaml", "--import", "plugin.py")
+    return folder
+
+
+def fuzz(name, try_input):
+    """Call try_input(random generator), which returns a problem or "", for the inputs of a target
+    until there are enough of them or the target's share of the time is over."""
+    start, problems, count = time.monotonic(), [], 0
+    faulthandler.register(signal.SIGALRM, chain=True)  # and end the process
+    while count * NUM_TARGETS < INPUTS and time.monotonic() - start < SECONDS / NUM_TARGETS:
+        signal.alarm(HANG_SECONDS)
+        if problem := try_input(random.Random(f"{name} {count}")):
+            problems.append(f"{count}: {problem}")
+        signal.alarm(0)
+        count += 1
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert peak < MAX_KIBIBYTES, f"{count - 1}: {peak} KiB"
+    print(f"\n{name}: {count} inputs, {len(problems)} failed, peak {peak >> 10} MiB")
+    assert not problems, "\n".join(problems)
+
+
+def problem_of(ended: Outcome) -> str:
+    """What a command did that it must not do."""
+    lines = [line for line in ended.err.splitlines() if not WARNING.match(line)]
+    is_known = ended.code in CODES and len(lines) == (ended.code != 0)
+    return "" if is_known and "Traceback" not in ended.out else str(ended)
+
+
 def change(content, draw):
-    """Flip a bit, insert, overwrite, delete or truncate at a random place."""
+    """Flip a bit, insert, overwrite, delete or truncate at a random place, or set a number."""
     at, noise = draw.randrange(len(content)), draw.randbytes(draw.randrange(1, 20))
+    size, aligned = draw.choice([1, 2, 4, 8]), at & ~7
+    number = draw.choice([0, 1, -1, 255, 2**15, 2**30, 2**31 - 1, 2**40, 2**63 - 1]) % 256**size
     return draw.choice([
         content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :],
         content[:at] + noise + content[at:],
         content[:at] + noise + content[at + len(noise) :],
+        content[:aligned] + number.to_bytes(size, "little") + content[aligned + size :],
         content[:at] + content[at + len(noise) :],
         content[:at],
     ])  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_changed_file_ends_with_a_known_code_and_one_line(name, inputs, tmp_path, monkeypatch):
-    shutil.copytree(inputs, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    file, words, draw = tmp_path / "here" / name, TARGETS[name], random.Random(name)
-    assert vil(*words).code == 0
+def test_a_changed_file_ends_with_a_known_code_and_one_line(name, here):
+    file = here / name
     whole = file.read_bytes()
-    for number in range(12):
+    assert vil(*TARGETS[name]).code == 0
+    restore = keep_run(here) if name == STATE else lambda: None
+
+    def try_input(draw):
+        restore()
         file.write_bytes(change(whole, draw))
-        ended = vil(*words)
-        lines = [line for line in ended.err.splitlines() if not WARNING.match(line)]
-        assert ended.code in CODES, f"{number}: {ended}"
-        assert len(lines) == (ended.code != 0), f"{number}: {ended}"
-        assert "Traceback" not in ended.out
+        if name == STATE:
+            seal(file)
+        return problem_of(vil(*TARGETS[name]))
+
+    fuzz(name, try_input)
+
+
+def keep_run(here):
+    """Return a function that restores the run, which has been resumed."""
+    shutil.rmtree(max((here / "run/checkpoints").glob("step-*")))
+    for link in ("last", "best"):
+        (here / "run/checkpoints" / link).write_text("step-00000001\n")
+    shutil.copytree(here / "run", here / "kept")
+
+    def restore():
+        shutil.rmtree(here / "run")
+        shutil.copytree(here / "kept", here / "run")
+
+    return restore
+
+
+def seal(file):
+    """Make the manifest of a checkpoint valid again."""
+    manifest = json.loads((file.parent / MANIFEST).read_text())
+    manifest["files"][file.name] = fingerprint(file)
+    (file.parent / MANIFEST).write_text(json.dumps(manifest))
+    (file.parent / MANIFEST_HASH).write_text(hash_manifest(file.parent))
 
 
 # Files of which every byte is valid, but a value is not: their containers have no checksum of ours.
@@ -138,11 +231,11 @@ TENSORS = (
 
 
 def replace_value(content, draw):
-    """Replace one value in nested dicts, or remove it."""
+    """Replace one value in nested dicts and lists, or remove it."""
     holder = content
     while True:
-        key = draw.choice(list(holder))
-        if not (isinstance(holder[key], dict) and holder[key]) or draw.random() < 0.1:
+        key = draw.choice(range(len(holder)) if isinstance(holder, list) else list(holder))
+        if not (isinstance(holder[key], dict | list) and holder[key]) or draw.random() < 0.1:
             break
         holder = holder[key]
     if isinstance(holder[key], torch.Tensor) and draw.random() < 0.8:
@@ -151,6 +244,15 @@ def replace_value(content, draw):
         del holder[key]
     else:
         holder[key] = draw.choice(VALUES)
+
+
+def change_json(name):
+    def make(draw):
+        content = json.loads(Path(name).read_text())
+        replace_value(content, draw)
+        Path(name).write_text(json.dumps(content))
+
+    return make
 
 
 def change_card(draw):
@@ -166,35 +268,48 @@ def change_weights(draw):
 
 
 def change_state(draw):
-    """Change the state of the newest checkpoint, with a valid manifest."""
-    folder = max(Path("run/checkpoints").glob("step-*"))
-    content = torch.load(folder / "state.pt")
+    content = torch.load(STATE)
     replace_value(content, draw)
-    torch.save(content, folder / "state.pt")
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"]["state.pt"] = fingerprint(folder / "state.pt")
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-    (folder / MANIFEST_HASH).write_text(hash_manifest(folder))
+    torch.save(content, STATE)
+    seal(Path(STATE))
 
 
-RESUME = ("train", "--output_dir", "run", "--resume", *TINY, LOADED_HERE, "OPTIM.EPOCHS=2")
-CHANGES = {
-    change_card: TARGETS["weights.safetensors"],
-    change_weights: TARGETS["weights.pth"],
-    change_state: RESUME,
+CHANGES = {  # file -> (function that changes a value in it, the command that reads it)
+    "weights.safetensors": (change_card, TARGETS["weights.safetensors"]),
+    "weights.pth": (change_weights, TARGETS["weights.pth"]),
+    STATE: (change_state, RESUME),
+    "cache/attention.json": (change_json("cache/attention.json"), PREDICT),
 }
+if is_installed("datasets"):
+    CHANGES["data/pets/state.json"] = (change_json("data/pets/state.json"), ON_SAVED_SET)
+NUM_TARGETS = len(TARGETS) + len(CHANGES) + 1
 
 
-@pytest.mark.parametrize("make", CHANGES)
-def test_a_changed_value_ends_with_a_known_code_and_one_line(make, inputs, tmp_path, monkeypatch):
-    draw = random.Random(make.__name__)
-    for number in range(20):
-        here = tmp_path / str(number)
-        shutil.copytree(inputs, here)
-        monkeypatch.chdir(here)
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_value_ends_with_a_known_code_and_one_line(name, here):
+    make, words = CHANGES[name]
+    whole = Path(name).read_bytes()
+    assert vil(*words).code == 0
+    restore = keep_run(here) if name == STATE else lambda: Path(name).write_bytes(whole)
+
+    def try_input(draw):
+        restore()
         make(draw)
-        ended = vil(*CHANGES[make])
-        lines = [line for line in ended.err.splitlines() if not WARNING.match(line)]
-        assert ended.code in CODES, f"{number}: {ended}"
-        assert len(lines) == (ended.code != 0), f"{number}: {ended}"
-        shutil.rmtree(here)
+        return problem_of(vil(*words))
+
+    fuzz(f"a value in {name}", try_input)
+
+
+@needs_compiler
+def test_a_changed_library_is_never_loaded(here):
+    assert library.prepare() == []
+    file = library.path(library._instructions())
+    whole = file.read_bytes()
+
+    def try_input(draw):
+        changed = change(whole, draw)
+        copy = here / "library.so"
+        copy.write_bytes(changed)
+        return "" if changed == whole or not build.is_complete(copy) else "complete"
+
+    fuzz("the compiled library", try_input)
