@@ -1,6 +1,7 @@
 """Folders of boxes in the layouts of COCO, Roboflow, YOLO and Pascal VOC are read directly."""
 
 import json
+import unicodedata
 
 import numpy as np
 import pytest
@@ -235,6 +236,23 @@ def test_a_test_split_is_used_if_there_is_a_validation_set(written):
     (val,), (test,) = (task.test_loaders(DistInfo(), part=p).values() for p in ("val", "test"))
     assert len(val.dataset) == SPLITS["train"] / 2
     assert [test.dataset.sample_name(i) for i in range(len(test.dataset))] == list(scenes_of("val"))
+
+
+@pytest.mark.parametrize("layout", ["Roboflow", "YOLO", "Pascal VOC"])
+def test_the_set_coco_names_the_set_for_other_layouts(layout, written):
+    root = written(layout)
+    with pytest.raises(DataError, match="set DATA.TRAIN and DATA.TEST to folder"):
+        build_detection_set("coco", root, "train", masks=False)
+
+
+def test_a_name_in_two_unicode_forms_is_one_class(written):
+    root = written("Pascal VOC")
+    for number, form in {0: "NFC", 2: "NFD"}.items():
+        file = root / f"Annotations/train{number}.xml"
+        name = unicodedata.normalize(form, "f\u00e9e")
+        file.write_text(file.read_text().replace("<name>cat", f"<name>{name}"), "utf-8")
+    found = build_detection_set("folder", root, "train", masks=False)
+    assert found.classes == [*CLASSES, "f\u00e9e"]
 
 
 def test_difficult_objects_are_crowds(written):

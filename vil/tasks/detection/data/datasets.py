@@ -32,7 +32,7 @@ from vil.tasks.detection.data.coco_json import (
     to_source,
 )
 from vil.tasks.detection.data.fake import fake_boxes
-from vil.tasks.detection.data.layouts import Files, open_layout
+from vil.tasks.detection.data.layouts import Files, find_layout, open_layout
 from vil.tasks.detection.data.misfits import Misfit, compare_sizes, find_misfits
 from vil.tasks.detection.data.transforms import clip_boxes
 from vil.utils.errors import DataError
@@ -315,8 +315,17 @@ def coco(
     root: folder of the dataset. split: "train" or "val". images, annotations: paths relative to
     `root`, in which {split} is replaced by the split.
     """
-    folder, file = (str(path).replace("{split}", split) for path in (images, annotations))
-    return Path(root, folder), Path(root, file)
+    images, annotations = (str(p).replace("{split}", split) for p in (images, annotations))
+    file, layout, splits = Path(root, annotations), "", {}
+    if not os.path.exists(file):
+        with suppress(DataError):
+            layout, splits = find_layout(root)
+    if split in splits:
+        raise DataError(
+            f"there is no annotation file {file}, but {root} has the layout {layout}: set "
+            "DATA.TRAIN and DATA.TEST to folder"
+        )
+    return Path(root, images), file
 
 
 def scenes(

@@ -18,6 +18,7 @@ from xml.parsers import expat
 import numpy as np
 import yaml
 
+from vil.data.classes import list_classes, normalize_name
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import UnreadableImage, read_size
 from vil.tasks.detection.data.coco_json import AnnotationSource
@@ -174,10 +175,11 @@ def parse_names(content: dict, file: Path) -> list[str]:
         names = [names.get(str(number)) for number in range(len(names))]
     if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         raise DataError(f"{file}: names must list the classes, or map the numbers from 0 to them")
-    if content.get("nc", str(len(names))) != str(len(names)):
+    given = content.get("nc", str(len(names)))
+    if given != str(len(names)):
+        shown = printable(given) if isinstance(given, str) else "no number"
         raise DataError(
-            f"{file}: nc is {content['nc']!s:.20}, but names has {len(names)} classes: correct nc "
-            "or names"
+            f"{file}: nc is {shown:.20}, but names has {len(names)} classes: correct nc or names"
         )
     return names
 
@@ -358,7 +360,7 @@ def read_voc(root: Path, location: tuple, roots: Roots) -> Files:
             parse_object(each, file, i) for i, each in enumerate(element.findall("object"), 1)
         ]
         found.append((image, parse_size(element), objects))
-    classes = sorted({name for _, _, objects in found for name, *_ in objects})
+    classes = list_classes((name for _, _, objects in found for name, *_ in objects), folder)
     converted, labels = Converted(root, classes), {name: i for i, name in enumerate(classes)}
     corners = np.array([box for _, _, objects in found for _, box, _ in objects]).reshape(-1, 4)
     shift = first_pixel(corners)
@@ -372,7 +374,8 @@ def read_voc(root: Path, location: tuple, roots: Roots) -> Files:
         for number, (name, (x1, y1, x2, y2), is_difficult) in enumerate(objects, 1):
             bbox = [x1 - shift, y1 - shift, x2 - x1 + shift, y2 - y1 + shift]
             where = f"{folder.name}/{stem}.xml, object {number}"
-            converted.add_row(labels[name], id=where, bbox=bbox, iscrowd=int(is_difficult))
+            label = labels[normalize_name(name)]
+            converted.add_row(label, id=where, bbox=bbox, iscrowd=int(is_difficult))
     return root, converted.to_source(names or folder)
 
 
