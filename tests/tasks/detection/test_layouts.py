@@ -334,6 +334,16 @@ FAULTS = {
         lambda root: [f.write_text("0 20 20 9 9") for f in (root / "labels/train").iterdir()],
         ("outside of its image",),
     ),
+    "a name too long for a file": (
+        "Roboflow",
+        edit("train/_annotations.coco.json", lambda t: t.replace("train1.png", "x" * 999 + "/1")),
+        ("are missing from",),
+    ),
+    "a name with a zero": (
+        "Roboflow",
+        edit("train/_annotations.coco.json", lambda t: t.replace("train1.png", "a\\u0000b/1.png")),
+        ("has a file_name that no file can have",),
+    ),
     "no labels at all": (
         "YOLO", lambda root: (root / "labels/train").rename(root / "labels/other"),
         ("none of the 8 images", "labels/train/train0.txt"),

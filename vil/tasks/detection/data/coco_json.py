@@ -230,6 +230,8 @@ def find_fault(row: object, fields: dict[str, type]) -> str | None:
             return f"has {key} {value}, which is not a size in pixels"
         if key == "id" and not -(1 << 63) <= value < 1 << 63:
             return "has an id of more than 64 bits"
+        if key == "file_name" and "\0" in value:
+            return f"has a file_name that no file can have: {value!a:.40}"
         try:
             os.fsencode(value) if key == "file_name" else str(value).encode()
         except UnicodeEncodeError:

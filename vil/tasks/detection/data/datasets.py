@@ -266,7 +266,7 @@ def missing_images(
         if parent not in links:
             below = path_below(folder, parent, "a file_name", roots)
             # to query each file takes minutes for COCO on a network disk
-            entries = os.scandir(below) if below.is_dir() else ()
+            entries = os.scandir(below) if os.path.isdir(below) else ()
             links[parent] = {entry.name: entry.is_symlink() for entry in entries}
         if file not in links[parent]:
             missing.append(name)
