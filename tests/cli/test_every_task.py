@@ -182,4 +182,4 @@ def test_a_sweep_has_the_mean_and_spread_over_folds_or_seeds(task, place):
     assert float(row[name]) == pytest.approx(mean(each[name] for each in values))
     assert float(row[f"{name}_std"]) == pytest.approx(stdev(each[name] for each in values))
     assert (row["finished"], row["runs"]) == ("2", "2")
-    assert "2 |" in Path("out/summary.md").read_text()
+    assert "±" in Path("out/summary.md").read_text(encoding="utf-8")
