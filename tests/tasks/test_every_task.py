@@ -110,7 +110,7 @@ def test_an_exported_file_gives_the_predicted_values(image_run, root, name):
     expected = values_of(*package.predict(model, image))
     succeeds("export", "--run", run, "--out", root / name, "--dynamic", "batch")
     file = load_exported(root / name)
-    outputs = file(model.transform(image)[None])[0]
+    outputs = file(model.transform(image)[None])[0].detach()
     assert outputs.dtype == (torch.float64 if task == "regression" else torch.float32)
     activate = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
     found = activate[file.metadata["activation"]](outputs)

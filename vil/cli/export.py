@@ -7,9 +7,12 @@
   vil export --run runs/nano --out nano.pt2 --to aoti --dynamic batch         compiled for this CPU
   vil export --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth --out small.onnx
 
-The exported model takes images (B, c, H, W), normalized as in training, and returns logits (B,
-classes) or, for regression, numbers (B, numbers) in their original units. Batch size and image size
-are dynamic unless --dynamic restricts them. The exported model computes in float32 on the CPU,
+A detector is exported as ONNX only, for one image of the fixed size --size, already resized, with
+values from 0 to 1. The outputs are boxes, labels, scores and, if it has them, masks.
+
+The model of another task takes images (B, c, H, W), normalized as in training, and returns logits
+(B, classes) or, for regression, numbers (B, numbers) in their original units. Batch size and image
+size are dynamic unless --dynamic restricts them. The exported model computes in float32 on the CPU,
 regardless of the precision of training. The export fails if the outputs of the file differ from
 those of the original model.
 
@@ -53,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "image size (INPUT.IMAGE_SIZE); if the size is dynamic, only used to check the file"
     add("--size", type=height_width, metavar="N or HxW", help=text)
     text = "dynamic axes: batch,size (default), batch, size or none; a fixed batch is 1 image"
-    add("--dynamic", type=_open, default=OPEN, metavar="LIST", help=text)
+    add("--dynamic", type=_open, metavar="LIST", help=text)
     add("--int8", action="store_true", help="also write FILE.int8.onnx, with int8 linear layers")
     add("--calibration", metavar="DIR", help="folder of images for static --int8")
     add("--opset", type=int, metavar="N", help="ONNX opset (torch's default)")
@@ -70,28 +73,17 @@ def _open(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.tasks import refuse_without
     from vil.workflows import export
 
     choose_format(args)
     # The exported model computes in float32 on the CPU. With a fixed batch of one image, the test
     # sets are evaluated image by image.
     args.opts = [*(args.opts or ()), "DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False"]
-    args.opts += [] if "batch" in args.dynamic else ["DATALOADER.BSZ=1"]
+    args.opts += [] if "batch" in (args.dynamic or OPEN) else ["DATALOADER.BSZ=1"]
     cfg, class_names = with_weights(args)
-    size = args.size or (cfg.INPUT.IMAGE_SIZE,) * 2
-    if args.check and "size" not in args.dynamic and size != (cfg.INPUT.IMAGE_SIZE,) * 2:
-        raise ConfigError(
-            f"--check: the test images have {cfg.INPUT.IMAGE_SIZE} x {cfg.INPUT.IMAGE_SIZE} pixels "
-            f"(INPUT.IMAGE_SIZE), but the exported file only takes {'x'.join(map(str, size))}"
-        )
-    if args.check:
-        refuse_without(
-            cfg.TASK, "load_exported", "leave out --check: its files cannot be evaluated"
-        )
-    options = dict(format=args.format, size=size, dynamic=args.dynamic, opset=args.opset)
-    int8 = dict(int8=args.int8, calibration=args.calibration)
-    result = export.export_config(cfg, args.out, class_names, **int8, **options)
+    options = dict(format=args.format, size=args.size, dynamic=args.dynamic, opset=args.opset)
+    own = dict(int8=args.int8, calibration=args.calibration, check=args.check)
+    result = export.export_config(cfg, args.out, class_names, **own, **options)
     print_files(result)
     if args.check:
         from vil.utils.metric_format import format_pairs

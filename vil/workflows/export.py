@@ -14,9 +14,9 @@ from vil.data.build import read_options
 from vil.data.datasets.image_list import ImageList
 from vil.data.workers import worker_errors
 from vil.export import quantize_linears
-from vil.export.exporter import SUFFIXES
+from vil.export.exporter import DYNAMIC, SUFFIXES
 from vil.export.onnx import require_onnx
-from vil.tasks import refuse_without, task_for, with_num_classes
+from vil.tasks import TASKS, refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.tasks.image.build import card_transform
 from vil.utils.errors import ConfigError, os_error_as
@@ -48,21 +48,37 @@ def export_config(
     *,
     int8: bool = False,
     calibration: str | Path | None = None,
+    check: bool = False,
+    size: tuple[int, int] | None = None,
+    dynamic: Sequence[str] | None = None,
     **options,
 ) -> ExportResult:
     """Load the config's model and weights, and export the model to the file `out`.
 
     int8: whether to also write a second file with int8 linear layers. calibration: folder of images
     from which the input ranges of the int8 layers are computed; None to compute the ranges in each
-    call (dynamic quantization). options: the arguments `format`, `size`, `dynamic` and `opset` of
-    `vil.export.export_model`. Raises ConfigError if the model cannot be exported, and ExportError
-    if the outputs of the file and of the model differ.
+    call (dynamic quantization). check: whether `compare_on_test_sets` will be called. options: the
+    arguments `format`, `size`, `dynamic` and `opset` of `vil.export.export_model`; None for the
+    task's defaults. Raises ConfigError if the model cannot be exported, and ExportError if the
+    outputs of the file and of the model differ.
     """
     why = "vil export needs a model with the same number of outputs for every image"
     refuse_without(cfg.TASK, "export", why)
     if int8:
         why = "--int8 needs images of one size: leave it out"
         refuse_without(cfg.TASK, "resizes_to_image_size", why)
+    if check:
+        why = "leave out --check: its files cannot be evaluated"
+        refuse_without(cfg.TASK, "load_exported", why)
+    if TASKS.entry(cfg.TASK).load().resizes_to_image_size:
+        trained = (cfg.INPUT.IMAGE_SIZE,) * 2
+        size, dynamic = size or trained, DYNAMIC if dynamic is None else dynamic
+        if check and "size" not in dynamic and tuple(size) != trained:
+            raise ConfigError(
+                f"--check: the test images have {cfg.INPUT.IMAGE_SIZE} x {cfg.INPUT.IMAGE_SIZE} "
+                "pixels (INPUT.IMAGE_SIZE), but the exported file only takes "
+                f"{'x'.join(map(str, size))}"
+            )
     path, head = cfg.MODEL.MODEL_PATH, cfg.FINETUNE.HEAD
     refuse_random_weights(path or cfg.MODEL.PRETRAINED, head)
     cfg, device = with_num_classes(cfg), torch.device("cpu")
@@ -85,6 +101,7 @@ def export_config(
     texts = {key: json.dumps(x) if type(x) is list else str(x) for key, x in notes.items()}
     files, count = [out := Path(out)], 0
     with _as_config_error(out):
+        options |= dict(size=size, dynamic=dynamic)
         differences = task.export(model, out, metadata=texts, **options)
     if int8:
         files.append(int8_file(out))
