@@ -53,7 +53,7 @@ def test_curves_of_any_shape(points, tmp_path):
     drawn = drawn[drawn.index("<figure") : drawn.index("</figure>")]
     assert "nan" not in drawn
     assert len(drawn) < 40_000
-    assert "accuracy (%) against epochs: train top1 from" in Text(drawn).said
+    assert "accuracy (%) against epoch: train top1 from" in Text(drawn).said
     assert "<h3>accuracy</h3>" in drawn
     lines = [a["points"].split() for tag, a in Text(drawn).tags if tag == "polyline"]
     for place in (pair for line in lines[:4] for pair in line):

@@ -32,10 +32,10 @@ class Curve(NamedTuple):
 class Chart(NamedTuple):
     """Line chart in SVG coordinates.
 
-    label: name and unit of the value axis. description: text alternative for the chart. rows: (y,
-    label) of each tick of the value axis. columns: (x, label) of each tick of the epoch axis. left,
-    right: edges of the plot area. omitted: number of curves that are not drawn, because there are
-    more than MAX_CURVES.
+    label, across: names and units of the value axis and of the horizontal axis. description: text
+    alternative for the chart. rows: (y, label) of each tick of the value axis. columns: (x, label)
+    of each tick of the horizontal axis. left, right: edges of the plot area. omitted: number of
+    curves that are not drawn, because there are more than MAX_CURVES.
     """
 
     title: str
@@ -47,18 +47,23 @@ class Chart(NamedTuple):
     left: float
     right: float
     omitted: int = 0
+    across: str = "epoch"
     width: int = WIDTH
     height: int = HEIGHT
 
 
 def make_chart(
-    curves: Mapping[str, Points], title: str, label: str, thin: Callable[[str], bool] = is_training
+    curves: Mapping[str, Points],
+    title: str,
+    label: str,
+    thin: Callable[[str], bool] = is_training,
+    across: str = "epoch",
 ) -> Chart:
     """Compute the positions of lines, dots and ticks of a chart.
 
     curves: {name: list of (epoch, value)}. A curve without points is not drawn, but has a color.
     label: name and unit of the plotted quantity. thin: whether the curve of a name is noisy, and is
-    drawn as a thin line without dots.
+    drawn as a thin line without dots. across: name and unit of a quantity instead of the epoch.
     """
     omitted = max(len(curves) - MAX_CURVES, 0)
     curves = {name: downsample(points) for name, points in list(curves.items())[:MAX_CURVES]}
@@ -95,13 +100,14 @@ def make_chart(
     return Chart(
         title,
         label,
-        f"{label} against epochs: {ranges}",
+        f"{label} against {across}: {ranges}",
         rows=[(scale_y(value), text) for value, text in y_ticks],
         columns=[(scale_x(value), text) for value, text in x_ticks],
         curves=drawn,
         left=round(left, 1),
         right=round(right, 1),
         omitted=omitted,
+        across=across,
     )
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torchvision.ops import box_convert
@@ -70,36 +70,66 @@ def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
     return [{k: v for k, v in row.items() if k != dropped} for row in results]
 
 
+class Evaluation(NamedTuple):
+    """COCO's evaluation of the boxes or masks of a test set, see the top of this file.
+
+    classes, num_objects: the K class names, and the number of objects of each class without crowds.
+    recalls: the R recall thresholds of `precision`.
+    """
+
+    classes: list[str]
+    num_objects: list[int]
+    precision: np.ndarray  # (T, R, K, A, M)
+    recall: np.ndarray  # (T, K, A, M)
+    recalls: np.ndarray  # (R,)
+
+
 def average_precision(
     annotations: Path, results: list[dict], iou_types: Iterable[str] = ("bbox",)
 ) -> dict[str, Any]:
     """Evaluate detections against a COCO annotation file, and return {metric: percent}.
 
     results: output of `to_results` for all images. iou_types: "bbox" for boxes, "segm" for masks.
+    The metrics are those of `summarize`, and all types share the key `per_class`.
+    """
+    summaries = [summarize(evaluate(annotations, results, name), name) for name in iou_types]
+    per_class = {k: v for each in summaries for k, v in each.pop("per_class").items()}
+    return {k: v for each in summaries for k, v in each.items()} | {"per_class": per_class}
+
+
+def evaluate(annotations: Path, results: list[dict], iou_type: str) -> Evaluation:
+    """Evaluate detections against a COCO annotation file. results: output of `to_results` for all
+    images. iou_type: "bbox" for boxes, "segm" for masks."""
+    masked = [row for row in results if "segmentation" in row]
+    sizes = {row["image_id"]: row["segmentation"]["size"] for row in masked}
+    truth = load_truth(annotations, iou_type, sizes)
+    counts = Counter(row["category_id"] for row in truth["annotations"] if not row["iscrowd"])
+    num_objects = [counts[number] for number in sorted(row["id"] for row in truth["categories"])]
+    rows = select_results(sort_results(results), iou_type)
+    evaluation = run_coco_eval(truth, rows, iou_type)
+    precision, recall = (np.asarray(evaluation.eval[name]) for name in ("precision", "recall"))
+    recalls = np.asarray(evaluation.params.recThrs)
+    return Evaluation(class_names(truth["categories"]), num_objects, precision, recall, recalls)
+
+
+def summarize(evaluation: Evaluation, iou_type: str) -> dict[str, Any]:
+    """Return {metric: percent} of an evaluation. iou_type: "bbox" or "segm".
 
     The metrics of boxes are `box_ap`, `box_ap50`, `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l`
     (small, medium, large objects) and `box_ar100` (recall with at most 100 detections per image).
     The metrics of masks have the prefix `mask_`. The key `per_class` has the AP of each class:
-    {"box_ap": {class name: AP}, ...}. A metric is NaN if there are no objects of its class or size,
-    and 0 if there are objects, but no detections.
+    {"box_ap": {class name: AP}}. A metric is NaN if there are no objects of its class or size, and
+    0 if there are objects, but no detections.
     """
-    metrics, per_class = {}, {}
-    masked = [row for row in results if "segmentation" in row]
-    sizes = {row["image_id"]: row["segmentation"]["size"] for row in masked}
-    for iou_type in iou_types:
-        prefix, truth = IOU_TYPES[iou_type], load_truth(annotations, iou_type, sizes)
-        names = class_names(truth["categories"])
-        rows = select_results(sort_results(results), iou_type)
-        arrays = run_coco_eval(truth, rows, iou_type).eval
-        precision, recall = (np.asarray(arrays[name]) for name in ("precision", "recall"))
-        for name, i in THRESHOLDS.items():
-            metrics[f"{prefix}_ap{name}"] = mean(precision[i, ..., 0, -1])
-        for name, area in AREAS.items():
-            metrics[f"{prefix}_ap_{name}"] = mean(precision[..., area, -1])
-        metrics[f"{prefix}_ar100"] = mean(recall[..., 0, -1])
-        class_aps = [mean(precision[:, :, k, 0, -1]) for k in range(len(names))]
-        per_class[f"{prefix}_ap"] = dict(zip(names, class_aps))
-    return {**metrics, "per_class": per_class}
+    prefix, metrics = IOU_TYPES[iou_type], {}
+    for name, i in THRESHOLDS.items():
+        metrics[f"{prefix}_ap{name}"] = mean(evaluation.precision[i, ..., 0, -1])
+    for name, area in AREAS.items():
+        metrics[f"{prefix}_ap_{name}"] = mean(evaluation.precision[..., area, -1])
+    metrics[f"{prefix}_ar100"] = mean(evaluation.recall[..., 0, -1])
+    class_aps = [mean(each) for each in np.moveaxis(evaluation.precision[..., 0, -1], -1, 0)]
+    metrics["per_class"] = {f"{prefix}_ap": dict(zip(evaluation.classes, class_aps))}
+    return metrics
 
 
 def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -> Any:
