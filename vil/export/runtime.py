@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,14 +68,19 @@ def _load_package(path: Path) -> ExportedModel:
     return ExportedModel(run, package.get_metadata())
 
 
-def _load_onnx(path: Path) -> ExportedModel:
+def open_session(path: Path) -> Any:
+    """Open an ONNX file as a session of onnxruntime on the CPU, with torch's number of threads."""
     runtime = require("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # only errors: warnings are about onnxruntime's optimizer
     # between calls, onnxruntime's threads must not compete with torch's
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def _load_onnx(path: Path) -> ExportedModel:
+    session = open_session(path)
     name = session.get_inputs()[0].name
 
     def run(images: Tensor) -> Tensor:
