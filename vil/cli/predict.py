@@ -33,8 +33,9 @@ Formats for a classifier: json is an array of {file, classes: [{class, index, pr
 has the columns file, rank, class, index, probability and error; with --sample or --out-of-fold, the
 column target has the true class. probabilities is a CSV with one line per image. Its columns are
 file, one column for each class, target (if known) and error. Formats for a detector: text and json
-have boxes as x1 y1 x2 y2 in pixels; coco is one file in COCO's annotation format, with masks and
-scores.
+have boxes as x1 y1 x2 y2 in pixels. coco is COCO's results format, with the ids of the annotation
+file of DATA.TEST or DATA.VAL, if it lists all images. Otherwise, it is one file in COCO's
+annotation format, with masks and scores.
 
 --tta (test-time augmentation) averages the probabilities of several views of each image. hflip uses
 the image and its mirror image; crops uses the image and its four corners (squares of 7/8 of the

@@ -157,8 +157,8 @@ FILES = {
         r"images\[0\] has width 0",
     ),
     "an image's id": (
-        json.dumps(WHOLE | {"images": [{"id": "a", "width": 4, "height": 5, "file_name": "a"}]}),
-        r"images\[0\] has id 'a'",
+        json.dumps(WHOLE | {"images": [{"id": 1.5, "width": 4, "height": 5, "file_name": "a"}]}),
+        r"images\[0\] has id 1.5, which is not of type int \| str",
     ),
     "a huge id": (
         json.dumps(WHOLE | {"images": [WHOLE["images"][0] | {"id": 10**30}]}),

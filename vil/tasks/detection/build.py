@@ -92,6 +92,7 @@ class Detection(DetectionTask):
             overlap=test.TILE // 4 if test.OVERLAP < 0 else test.OVERLAP,
             nms=test.NMS,
             per_image=test.PER_IMAGE,
+            category_ids=detection.CATEGORY_IDS,
             print_classes=cfg.OUTPUT_PERCLASS_ACC,
         )
         if self.metric.name.startswith("mask") and not masks:

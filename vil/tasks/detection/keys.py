@@ -32,6 +32,12 @@ DECLARED = (
         "GIoU loss.",
         one_of("v1", "v2"),
     ),
+    Key(
+        "CATEGORY_IDS",
+        [],
+        "Category id of each class in the training annotation file; a run records them.",
+        element=0,
+    ),
     Section("DETECTION.FPN", "The feature pyramid."),
     Key(
         "STAGES",

@@ -1,12 +1,14 @@
-"""Output formats of `vil predict`: text, JSON, and COCO's format for other tools.
+"""Output formats of `vil predict`: text, JSON, and COCO's formats for other tools.
 
 Each format is a function that takes an iterable of predictions and the class names, and yields
-chunks of text. COCO's format is yielded only after the last image.
+chunks of text. COCO's formats are yielded only after the last image.
 """
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from vil.tasks.detection.coco_eval import to_results
 from vil.tasks.detection.detections import Detections
@@ -69,30 +71,89 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
     return {"file": file, "width": width, "height": height, "objects": objects}
 
 
-def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as a COCO annotation file with scores, for labeling tools.
+class Listing(NamedTuple):
+    """The images of an annotation file, and its categories.
 
-    Image ids number the predictions from 1. Unreadable images are omitted. Category ids are the
-    labels. names: label n has the class name names[n - 1].
+    images: {file name: (image id, (H, W))}. category_ids: id of each label, from label 1; None for
+    a class that the file does not have.
     """
+
+    images: Mapping[str, tuple[int | str, tuple[int, int]]]
+    category_ids: Sequence[int | None]
+
+
+def as_coco(
+    predictions: Iterable[Prediction],
+    names: list[str],
+    *,
+    category_ids: Sequence[int] = (),
+    listings: Callable[[], Iterable[Listing]] = tuple,
+) -> Iterator[str]:
+    """Format predictions as COCO's results, or as a COCO annotation file with scores.
+
+    If one of the `listings` has all images, the output is an array in COCO's results format, with
+    the image ids and category ids of its annotation file. Otherwise, it is an annotation file for
+    labeling tools, whose image ids number the predictions from 1. Unreadable images are omitted.
+
+    names: label n has the class name names[n - 1]. category_ids: id of each label in the training
+    annotation file; empty if unknown, then the labels are the ids.
+    """
+    known = list(category_ids) or list(range(1, len(names) + 1))
+    shown = [(i, each) for i, each in enumerate(predictions, 1) if each.detections is not None]
+    for listing in listings() if shown else ():
+        image_ids = find_image_ids([prediction for _, prediction in shown], listing.images)
+        if image_ids:
+            # a class that the annotation file does not have keeps its id, if that id is free
+            listed = set(listing.category_ids)
+            free = [None if number in listed else number for number in known]
+            ids = [n if own is None else own for own, n in zip(listing.category_ids, free)]
+            yield from format_json(
+                row
+                for image_id, (_, prediction) in zip(image_ids, shown)
+                for row in to_rows(prediction, image_id, ids)
+            )
+            return
     images, annotations = [], []
-    labels = list(range(1, len(names) + 1))
-    for image_id, prediction in enumerate(predictions, start=1):
-        detections = prediction.detections
-        if detections is None:
-            continue
-        file, size = prediction.file, prediction.size
+    for image_id, prediction in shown:
+        file, size, masks = prediction.file, prediction.size, prediction.detections.masks
         image = {"id": image_id, "file_name": file, "width": size[1], "height": size[0]}
         images.append(image)
-        rows = to_results(detections, image_id=image_id, size=size, category_ids=labels)
-        for i, row in enumerate(rows):
+        for i, row in enumerate(to_rows(prediction, image_id, known)):
             area = row["bbox"][2] * row["bbox"][3]
-            if detections.masks is not None:
-                area = int(detections.masks[i].pixels.sum())
+            if masks is not None:
+                area = int(masks[i].pixels.sum())
             annotations.append({"id": len(annotations) + 1, "area": area, "iscrowd": 0, **row})
-    categories = [{"id": label, "name": name} for label, name in zip(labels, names)]
+    categories = [{"id": number, "name": name} for number, name in zip(known, names)]
     yield to_json({"images": images, "categories": categories, "annotations": annotations})
     yield "\n"
+
+
+def to_rows(
+    prediction: Prediction, image_id: int | str, category_ids: list[int | None]
+) -> list[dict[str, Any]]:
+    """Convert a prediction to COCO's results format, see `to_results`."""
+    options = dict(image_id=image_id, size=prediction.size, category_ids=category_ids)
+    return to_results(prediction.detections, **options)
+
+
+def find_image_ids(
+    predictions: Sequence[Prediction],
+    images: Mapping[str, tuple[int | str, tuple[int, int]]],
+) -> list[int | str]:
+    """Return the id of each predicted image in an annotation file, or [] if one has no clear id.
+
+    An image has the id of the file name with which its path ends, the longest if there are several,
+    if the size is the same and no other predicted image has this id. images: see `Listing`.
+    """
+    ids = []
+    for prediction in predictions:
+        parts = Path(os.path.abspath(prediction.file)).parts
+        ends = ("/".join(parts[i:]) for i in range(1, len(parts)))
+        image_id, size = next((images[end] for end in ends if end in images), (None, None))
+        if size != prediction.size:
+            return []
+        ids.append(image_id)
+    return ids if len(set(ids)) == len(ids) else []
 
 
 FORMATS = {"text": as_text, "json": as_json, "coco": as_coco}

@@ -4,7 +4,10 @@
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,25 +15,33 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.transforms.v2.functional import pil_to_tensor
+from torchvision.transforms.v2.functional import pil_to_tensor, resize
 
-from vil.engine.distributed import compute_on_main, gather_objects
-from vil.engine.evaluation import autocast, iter_in_step
+from vil.data.loader import TrainLoader
+from vil.engine.distributed import DistInfo, compute_on_main, gather_objects, unwrap
+from vil.engine.evaluation import autocast, evaluating, iter_in_step
 from vil.engine.loop import Loss
-from vil.tasks.base import AttentionInput, ImageMeta, Task, make_metric
+from vil.export.exporter import SUFFIXES, Difference
+from vil.layers.padding import downsample_valid
+from vil.tasks.base import AttentionInput, ImageMeta, Task, TaskReport, make_metric
 from vil.tasks.detection import METRICS, coco_eval
 from vil.tasks.detection.coco_eval import IOU_TYPES
 from vil.tasks.detection.data.batch import to_unit_range
+from vil.tasks.detection.data.coco_json import given_ids, read_tables, to_source
 from vil.tasks.detection.data.masks import import_faster_coco_eval
 from vil.tasks.detection.detections import Detections, from_output
 from vil.tasks.detection.error_analysis import draw_worst
-from vil.tasks.detection.output_formats import FORMATS, Prediction
+from vil.tasks.detection.export import ExportedDetector, export_detector
+from vil.tasks.detection.output_formats import FORMATS, Listing, Prediction, as_coco
+from vil.tasks.detection.report import report_detections
 from vil.tasks.detection.tiled_inference import detect, detect_tiled
 from vil.tasks.detection.visualize import draw
 from vil.utils.atomic_write import write_aside
 from vil.utils.console import printable
-from vil.utils.errors import SaveError, os_error_as
+from vil.utils.errors import ConfigError, DataError, SaveError, os_error_as
 from vil.utils.json_text import to_json
+
+logger = logging.getLogger(__name__)
 
 
 class DetectionTask(Task):
@@ -42,6 +53,7 @@ class DetectionTask(Task):
     """
 
     output_formats = FORMATS
+    learned_keys = ("DETECTION.CATEGORY_IDS",)
     columns = ("loss", "box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75")
 
     def __init__(
@@ -52,6 +64,7 @@ class DetectionTask(Task):
         overlap: int = 0,
         nms: float = 0.5,
         per_image: int = 100,
+        category_ids: Sequence[int] = (),
         print_classes: bool = False,
         **common: Any,
     ):
@@ -61,6 +74,8 @@ class DetectionTask(Task):
             masks: whether to evaluate masks as well as boxes.
             tile: side of the tiles in pixels; 0 to process each image at once.
             overlap, nms, per_image: settings for tiles, see `detect_tiled`.
+            category_ids: category id of each label in the training annotation file; empty if
+                unknown.
             print_classes: whether `format_metrics` returns a table of per-class metrics.
             common: arguments of `Task`.
 
@@ -73,6 +88,16 @@ class DetectionTask(Task):
         super().__init__(**common)
         self.tiling = dict(tile=tile, overlap=overlap, nms=nms, per_image=per_image)
         self.print_classes = print_classes
+        self.category_ids = list(category_ids)
+        coco = partial(as_coco, category_ids=self.category_ids, listings=self.list_test_images)
+        self.output_formats = {**FORMATS, "coco": coco}
+
+    def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
+        """Build the training loader, see `Task.train_loader`, and record the category ids."""
+        loader = super().train_loader(dist, **options)
+        ids = list(loader.samples.dataset.category_ids)
+        self.learned_settings = dict.fromkeys(self.learned_keys, ids)
+        return loader
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """Return the sum of the model's losses in float32, and each of these losses as a metric."""
@@ -124,11 +149,14 @@ class DetectionTask(Task):
     def write_results(self, name: str, results: list[dict]) -> None:
         """Write detections to JSON files in `results_folder`, if this attribute is set.
 
-        There is one file for boxes and, if masks are evaluated, one for masks. results: detections
-        in COCO's results format. Raises SaveError if a file cannot be written.
+        There is one file for boxes and, if masks are evaluated, one for masks. They have the image
+        ids of the annotation file. results: detections in COCO's results format. Raises
+        SaveError if a file cannot be written.
         """
         if self.results_folder is None:
             return
+        ids = given_ids(self.test_sets[name].dataset.annotations)
+        results = [{**row, "image_id": ids[row["image_id"]]} for row in results]
         for iou_type in self.iou_types:
             file = self.results_folder / f"{name}_{iou_type}.json"
             with os_error_as(SaveError, f"{file} cannot be written"), write_aside(file) as aside:
@@ -160,21 +188,31 @@ class DetectionTask(Task):
             for iou_type in self.iou_types
         )
         rows = [{**box, **mask} for box, mask in zip(boxes, *masks)] if masks else boxes
-        return draw_worst(self.test_sets[name].dataset, rows, count, folder, name)
+        dataset = self.test_sets[name].dataset
+        numbers = {given: number for number, given in given_ids(dataset.annotations).items()}
+        rows = [{**row, "image_id": numbers[row["image_id"]]} for row in rows]
+        return draw_worst(dataset, rows, count, folder, name)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Convert an image to a tensor (3, H, W) uint8. The model resizes and normalizes it."""
         return pil_to_tensor(image)
 
     def attention_input(self, model: nn.Module, image: Image.Image) -> AttentionInput:
-        transform, pixels = model.transform, self.preprocess(image).to(self.device)
-        batch, _ = transform([to_unit_range(pixels)])  # resized, normalized and padded
-        valid = torch.tensor(batch.image_sizes, device=self.device)
-        height, width = batch.image_sizes[0]
-        resized = batch.tensors[0, :, :height, :width].movedim(0, -1).cpu()
-        shown = resized * torch.tensor(transform.image_std) + torch.tensor(transform.image_mean)
-        shown = shown.clamp(0, 1).numpy()
-        return AttentionInput(model.attention_body, batch.tensors, shown, valid)
+        batch, valid = self.transform(model, self.preprocess(image))
+        height, width = valid[0].tolist()
+        mean, std = (
+            torch.tensor(x) for x in (model.transform.image_mean, model.transform.image_std)
+        )
+        shown = batch[0, :, :height, :width].movedim(0, -1).cpu() * std + mean
+        return AttentionInput(model.attention_body, batch, shown.clamp(0, 1).numpy(), valid)
+
+    def transform(self, model: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Resize, normalize and pad an image (3, H, W), as the model does.
+
+        Returns the batch (1, 3, H', W'), and its height and width without padding, (1, 2).
+        """
+        batch, _ = model.transform([to_unit_range(pixels.to(self.device))])
+        return batch.tensors, torch.tensor(batch.image_sizes, device=self.device)
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> list[Detections]:
         """Detect the objects in each image (3, H, W) separately, in tiles if `tile` is not 0."""
@@ -191,6 +229,99 @@ class DetectionTask(Task):
     def failed(self, name: str, reason: str) -> Prediction:
         return Prediction(name, error=reason)
 
+    def list_test_images(self) -> Iterator[Listing]:
+        """Yield the images of each annotation file of DATA.TEST and DATA.VAL, for COCO's format.
+        Logs a warning if the sets cannot be opened."""
+        if self.settings is None:
+            return
+        for part in ("test", "val") if self.settings.val else ("val",):
+            try:
+                loaders = self.test_loaders(DistInfo(), part=part)
+            except (ConfigError, DataError) as error:
+                logger.warning("the image ids are not those of a test set: %s", error)
+                continue
+            for dataset in (loader.dataset for loader in loaders.values()):
+                source = to_source(dataset.annotations)
+                if source.text is None:  # not converted from another format, without ids
+                    rows = read_tables(source.path)["images"]
+                    names = (os.path.normpath(row["file_name"]) for row in rows)
+                    ids = (row.get("given_id", row["id"]) for row in rows)
+                    sizes = ((row["height"], row["width"]) for row in rows)
+                    images = dict(zip(names, zip(ids, sizes)))
+                    yield Listing(images, dataset.category_ids)
+
+    def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """Average the last feature map of the network before the feature pyramid, without padding.
+
+        Returns (B, D) float32 on the CPU, D being the channels of the last stage.
+        """
+        rows, body = [], model.attention_body
+        with autocast(self.device, self.amp_dtype):
+            for pixels in inputs:
+                batch, valid = self.transform(model, pixels)
+                options = dict(intermediates_only=True, valid=valid)
+                (last,) = body.forward_intermediates(batch, 1, **options)
+                height, width = downsample_valid(valid, body.strides[-1])[0].tolist()
+                rows.append(last[0, :, :height, :width].float().mean(dim=(1, 2)))
+        return torch.stack(rows).cpu()
+
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
         """Draw boxes, classes, scores and masks onto a copy of the image."""
         return draw(image, prediction.detections, list(self.class_names))
+
+    def export(
+        self,
+        model: nn.Module,
+        path: Path,
+        *,
+        metadata: Mapping[str, str],
+        format: str | None = None,
+        size: tuple[int, int] | None = None,
+        dynamic: Sequence[str] | None = None,
+        opset: int | None = None,
+    ) -> list[Difference]:
+        """Write the model to an ONNX file for one image of a fixed size, see `export_detector`.
+
+        size: height and width of the resized image; None for squares of DETECTION.INPUT.TEST_SIZE.
+        Raises ConfigError for another format, and for dynamic dimensions.
+        """
+        if (format or SUFFIXES.get(path.suffix)) != "onnx":
+            raise ConfigError(
+                f"--out {path}: a detector can be exported only to ONNX, because its number of "
+                "detections depends on the image: choose a name that ends in .onnx"
+            )
+        if dynamic:
+            raise ConfigError(
+                "a detector's file takes one image of a fixed size: leave out --dynamic, and set "
+                "the size by --size"
+            )
+        transform = model.transform
+        image = self.example_image(size or (transform.min_size[-1],) * 2)
+        notes = {key: metadata[key] for key in ("task", "model", "classes") if key in metadata}
+        if self.category_ids:
+            notes["category_ids"] = json.dumps(self.category_ids)
+        notes |= dict(test_size=str(transform.min_size[-1]), max_size=str(transform.max_size))
+        return export_detector(model, path, image, opset=opset, metadata=notes)
+
+    def load_exported(self, path: Path, format: str) -> nn.Module:
+        return ExportedDetector(path)
+
+    def example_image(self, size: tuple[int, int]) -> Tensor:
+        """Return the first test image, resized to `size` (H, W), or noise if it cannot be read.
+
+        The result is (1, 3, H, W) with values in 0..1.
+        """
+        try:
+            image = self.preprocess(
+                next(iter(self.test_loaders(DistInfo()).values())).dataset.image(0)
+            )
+        except (ConfigError, DataError, OSError) as error:
+            logger.warning("the exported file is checked with noise, not a test image: %s", error)
+            return torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0))
+        return to_unit_range(resize(image, list(size), antialias=True))[None]
+
+    def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
+        name, loader = next(iter(self.test_sets.items()))
+        with evaluating(unwrap(model)) as plain:
+            results = self.collect_results(plain, name, lambda: None)
+        return report_detections(loader.dataset, results, self.iou_types, name, checkpoint)

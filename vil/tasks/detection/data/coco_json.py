@@ -26,7 +26,7 @@ FORMAT = (
     "annotations [{id, image_id, category_id, bbox [x, y, width, height], iscrowd, segmentation}]"
 )
 REQUIRED = {
-    "images": {"id": int, "file_name": str, "width": int, "height": int},
+    "images": {"id": int | str, "file_name": str, "width": int, "height": int},
     "categories": {"id": int, "name": str},
     "annotations": {},
 }
@@ -181,8 +181,9 @@ def read_tables(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the content of annotations: {"images": [...], "annotations": [...], ...}.
 
-    annotations: a JSON file, or an `AnnotationSource`. Raises DataError if the file cannot be read,
-    or if a list or field in REQUIRED is missing or invalid.
+    annotations: a JSON file, or an `AnnotationSource`. Image ids that are strings are replaced, see
+    `number_images`. Raises DataError if the file cannot be read, or if a list or field in REQUIRED
+    is missing or invalid.
     """
     source = to_source(annotations)
     path = source.path
@@ -205,6 +206,7 @@ def read_tables(
         for i, row in enumerate(rows):
             if fault := find_fault(row, fields):
                 raise DataError(f"{path}: {key}[{i}] {fault}; {FORMAT}")
+    number_images(content)
     if source.by_name:
         content["images"].sort(key=lambda row: row["file_name"])
     if source.image_ids is not None:
@@ -214,7 +216,26 @@ def read_tables(
     return content
 
 
-def find_fault(row: object, fields: dict[str, type]) -> str | None:
+def number_images(tables: dict[str, list[dict[str, Any]]]) -> None:
+    """If an image id is a string, replace the image ids by the numbers from 1, in place. Each image
+    keeps the id of the file as `given_id`. tables: content of an annotation file."""
+    images = tables["images"]
+    if not any(isinstance(row["id"], str) for row in images):
+        return
+    numbers = {row["id"]: number for number, row in enumerate(images, start=1)}
+    for row in tables["annotations"]:
+        row["image_id"] = find(numbers, row.get("image_id"), None)
+    for row in images:
+        row["given_id"], row["id"] = row["id"], numbers[row["id"]]
+
+
+def given_ids(annotations: str | Path | AnnotationSource) -> dict[int, int | str]:
+    """Return {image id: id in the annotation file}, which differ if the file has strings."""
+    images = read_tables(annotations)["images"]
+    return {row["id"]: row.get("given_id", row["id"]) for row in images}
+
+
+def find_fault(row: object, fields: dict[str, Any]) -> str | None:
     """Return a description of the first invalid field of a JSON object; None if all are valid.
 
     row: an image, category or annotation of an annotation file. fields: {required field: type}.
@@ -224,11 +245,12 @@ def find_fault(row: object, fields: dict[str, type]) -> str | None:
     for key, field_type in fields.items():
         value = row.get(key)
         if not isinstance(value, field_type) or isinstance(value, bool):
-            wrong = f"has {key} {value!r:.40}, which is not of type {field_type.__name__}"
+            type_name = getattr(field_type, "__name__", field_type)
+            wrong = f"has {key} {value!r:.40}, which is not of type {type_name}"
             return wrong if key in row else f"has no {key!r}"
         if key in ("width", "height") and not 0 < value < 1 << 31:
             return f"has {key} {value}, which is not a size in pixels"
-        if key == "id" and not -(1 << 63) <= value < 1 << 63:
+        if key == "id" and isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             return "has an id of more than 64 bits"
         if key == "file_name" and "\0" in value:
             return f"has a file_name that no file can have: {value!a:.40}"
@@ -252,7 +274,7 @@ def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> Array:
     return ids
 
 
-def find(mapping: Mapping[int, int], key: object, default: int) -> int:
+def find(mapping: Mapping[Any, Any], key: object, default: Any) -> Any:
     """Return mapping.get(key, default), or `default` if the key, a JSON value, is not hashable."""
     with suppress(TypeError):
         return mapping.get(key, default)
