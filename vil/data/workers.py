@@ -27,7 +27,7 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal
 STARTED = weakref.WeakSet()  # DataLoader iterators whose workers are stopped at exit
 # If the constructor of this class fails, `__del__` would print a traceback because it does not find
 # this attribute, which the constructor sets for each object.
-_MultiProcessingDataLoaderIter._shutdown = True  # ty: ignore
+_MultiProcessingDataLoaderIter._shutdown = True  # pyrefly: ignore[no-access]
 MAX_WORKERS = 16  # chosen for a loader
 DEATH = re.compile(r"DataLoader (worker \(pid.*?\)) (.*?)\.?( Details are lost.*)?\s*", re.DOTALL)
 

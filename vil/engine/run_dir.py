@@ -79,7 +79,7 @@ class RunDir:
 
     def find_move(self) -> str:
         """Return a message if the folder was moved or removed since the run started, else ""."""
-        if not self.writes:
+        if not self.writes or self.folder_lock is None:
             return ""
         try:
             if os.path.samestat(self.folder.stat(), os.fstat(self.folder_lock)):

@@ -137,16 +137,17 @@ def _read_parquet(path: Path, separator: str) -> Rows:
 def text_size(column: Any) -> int:
     """Return the bytes of the texts in an Arrow array, each counted as often as it occurs. Texts
     must be in dictionaries."""
-    import pyarrow.compute
-    from pyarrow import types
+    from pyarrow import compute, types
 
     if types.is_nested(column.type):
         parts = column.flatten()
         return sum(map(text_size, parts if isinstance(parts, list) else [parts]))
     if not types.is_dictionary(column.type):
         return 0
-    lengths = pyarrow.compute.binary_length(column.dictionary)
-    return pyarrow.compute.sum(lengths.take(column.indices)).as_py() or 0
+    # pyrefly: ignore[missing-attribute]  # pyarrow generates the functions of this module
+    lengths = compute.binary_length(column.dictionary)
+    # pyrefly: ignore[missing-attribute]
+    return compute.sum(lengths.take(column.indices)).as_py() or 0
 
 
 def _as_text(value: Any, separator: str) -> str:

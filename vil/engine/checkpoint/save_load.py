@@ -17,9 +17,9 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -325,10 +325,10 @@ def load(
     try:
         saved = load_torch_file(file)
         state = TrainState(**saved["state"])
-        for each in fields(state):
-            value, is_float = getattr(state, each.name), isinstance(0.0, each.type)
-            if not isinstance(value, each.type | int if is_float else each.type):
-                raise TypeError(f"{each.name} is {value!r:.40}, expected {each.type}")
+        for name, kind in get_type_hints(TrainState).items():
+            value = getattr(state, name)
+            if not isinstance(value, kind | int if isinstance(0.0, kind) else kind):
+                raise TypeError(f"{name} is {value!r:.40}, expected {kind}")
         leaves = tree_leaves(saved["optimizer"])
         tensors = (("a tensor", leaf) for leaf in leaves if isinstance(leaf, Tensor))
         check_tensors(tensors, file.stat().st_size)
