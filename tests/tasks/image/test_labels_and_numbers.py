@@ -13,6 +13,7 @@ from sklearn.metrics import (
 )
 
 from vil.data.batch import Batch
+from vil.data.dataset import fingerprint
 from vil.data.datasets.digit_targets import DigitAngles, DigitSets
 from vil.tasks.image.calibration import choose_thresholds
 from vil.tasks.image.labels import Labels
@@ -147,6 +148,12 @@ def test_large_numbers_that_differ_little_are_learned_and_restored_exactly():
     np.testing.assert_array_equal(task.average_outputs([outputs, outputs]), outputs)
     kept = numbers.evaluate_batch("set", batch.images, batch).columns
     assert numbers.measure("set", Outputs(*kept))["mae"] < 1e-5
+
+
+def test_a_run_that_read_its_numbers_in_float32_is_resumed():
+    data = DigitAngles(None, "val")
+    before, data.targets = fingerprint(data), data.targets.astype(np.float64)
+    assert fingerprint(data) == before
 
 
 @pytest.mark.parametrize("data", [DigitAngles, DigitSets])
