@@ -11,7 +11,6 @@ from yacs.config import CfgNode
 from vil.config import describe_preset, load_config, override
 from vil.config.defaults import KEYS
 from vil.config.yaml_source import Setting, from_mapping, from_options
-from vil.data.classes import respell
 from vil.utils.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -264,6 +263,8 @@ def read_class_file(file: str | Path, num_classes: int, learned: Sequence[str] =
     """Read class names from a file with one name per line, in the spelling of the model's names
     `learned`, see `respell`. Raises ConfigError if the file cannot be read or does not have
     `num_classes` lines."""
+    from vil.data.classes import respell
+
     try:
         with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
             names = [line.rstrip("\n") for line in lines]
