@@ -28,7 +28,7 @@ def fingerprint(checkpoint: Path) -> dict[str, str]:
     of its state.pt, by dtype, shape and bytes: optimizer, position, and the float16 loss scale.
     Not of the plug-ins, of which one causes the fault."""
     saved = torch.load(checkpoint / "state.pt", weights_only=True)
-    saved["state"].pop("imports")
+    saved["state"].pop("imports", None)
     parts = {name: as_bytes(part) for name, part in saved.items() if part}
     parts |= {file.stem: file.read_bytes() for file in checkpoint.glob("*.safetensors")}
     return {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()}
