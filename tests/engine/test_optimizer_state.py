@@ -143,3 +143,18 @@ def test_a_state_of_other_shapes_is_refused_before_it_is_loaded(tmp_path, name, 
     with pytest.raises(CheckpointError, match="state.pt (does not fit|cannot be read)"):
         load(file.parent, resumed)
     assert not resumed.optimizer.state
+
+
+@pytest.mark.trust(11)
+@pytest.mark.parametrize("change", [{}, {"momentum_buffer": None}], ids=["nothing", "no momentum"])
+def test_a_lost_momentum_of_one_parameter_is_zero(tmp_path, change):
+    """torch's SGD of many tensors needs a momentum of all of them, or of none."""
+    objects, resumed = made("sgd"), made("sgd")
+    run(objects, 0, 2)
+    save(tmp_path, objects, TrainState(0, 1, 4, 5, "sgd", step=2), dist=DistInfo(), keep=1)
+    file = tmp_path / "step-00000002/state.pt"
+    content = torch.load(file, weights_only=True)
+    content["optimizer"][next(iter(content["optimizer"]))] = change
+    torch.save(content, file)
+    load(file.parent, resumed)
+    run(resumed, 2, 3)

@@ -61,6 +61,8 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
         for index, name, parameter in zip(group["params"], group["param_names"], own["params"]):
             if name in saved:
                 state = dict(saved[name])
+                if all(value is None for value in state.values()):  # of damage, if not of all
+                    state |= initial_state(known, parameter)
             else:
                 fresh.append(name)
                 state = initial_state(known, parameter)

@@ -329,6 +329,8 @@ def load(
             value = getattr(state, name)
             if not isinstance(value, kind | int if isinstance(0.0, kind) else kind):
                 raise TypeError(f"{name} is {value!r:.40}, expected {kind}")
+            if isinstance(value, int) and not 0 <= value < 1 << 63:
+                raise ValueError(f"{name} is {value!r:.40}, expected a number from 0 to 2^63 - 1")
         leaves = tree_leaves(saved["optimizer"])
         tensors = (("a tensor", leaf) for leaf in leaves if isinstance(leaf, Tensor))
         check_tensors(tensors, file.stat().st_size)
