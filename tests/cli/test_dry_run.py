@@ -30,6 +30,11 @@ def test_a_dry_run_fails_on_data_that_are_missing_or_wrong():
     ended = vil("train", *words, "--data", "pits")
     assert ended.code == 3
     assert "cow" in ended.err
+    draw_pictures("puts", {"train/cat": 16, "train/dog": 16, "val/cat": 1})
+    Path("puts/train/dog/broken.png").write_bytes(b"no image")
+    ended = vil("train", *words, "--data", "puts")
+    assert ended.code == 3
+    assert "1 images of folder cannot be read, such as train/dog/broken.png, more" in ended.err
 
 
 def test_a_dry_run_describes_the_data():

@@ -118,7 +118,10 @@ def print_data(data: "DataSummary") -> None:
             )
         if found.unreadable:
             tried = len(found.sizes) + found.unreadable
-            lines.append(f"  {found.unreadable} of {tried} images cannot be read")
+            lines.append(
+                f"  {found.unreadable} of {tried} images cannot be read, such as {found.example}: "
+                "vil data check lists all"
+            )
     lines.append(f"  ({data.note})" if data.note else f"an epoch has {data.steps_per_epoch} steps")
     if data.example:
         lines.append(f"the first training images, as the model gets them: {data.example}")

@@ -24,7 +24,9 @@ from vil.optim.build import warn_long_average
 from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.tasks.cost import num_params
+from vil.utils.console import printable
 from vil.utils.contact_sheet import draw_images
+from vil.utils.errors import DataError
 from vil.utils.output_paths import make_folder, output_file, replacing
 from vil.workflows.log_forwarding import DistinctWarnings, log_warnings_once
 from vil.workflows.train import train_config
@@ -40,7 +42,7 @@ class DatasetSummary:
     split: "train", "val" or "test". The best checkpoint is selected on "val".
     class_counts: {class: number of images or objects}; {} if they are not counted.
     sizes: (width, height) in pixels of images in a sample of evenly spaced images.
-    unreadable: number of unreadable images in this sample.
+    unreadable: number of unreadable images in this sample. example: name of the first of them.
     """
 
     name: str
@@ -50,6 +52,7 @@ class DatasetSummary:
     class_counts: Mapping[str, int]
     sizes: list[tuple[int, int]]
     unreadable: int = 0
+    example: str = ""
 
     @property
     def size_range(self) -> list[tuple[int, int]]:
@@ -118,6 +121,14 @@ def dry_run(
         summary = summarize_data(task, ", ".join(cfg.DATA.TRAIN), cfg.OUTPUT_DIR, example)
         if show:
             show(summary)
+        for found in summary.datasets:
+            if found.unreadable > cfg.DATA.MAX_BAD_FRACTION * found.num_images:
+                raise DataError(
+                    f"{found.unreadable} images of {found.name} cannot be read, such as "
+                    f"{found.example}, more than the allowed fraction of "
+                    f"{cfg.DATA.MAX_BAD_FRACTION} (DATA.MAX_BAD_FRACTION): repair or remove the "
+                    "images that vil data check lists, or increase the fraction"
+                )
         num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
         with tempfile.TemporaryDirectory() as folder:
             changes = [f"OUTPUT_DIR={folder}", "RUN.MAX_BAD_STEPS=1"]  # a skipped step is no error
@@ -205,13 +216,13 @@ def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -
     split: "train", "val" or "test". note: as in `DataSummary`. If `note` is not empty, images per
     class are not counted and `class_counts` is {}.
     """
-    sizes, unreadable = [], 0
+    sizes, unreadable = [], []
     for index in np.linspace(0, len(dataset) - 1, min(len(dataset), SIZES)).astype(int).tolist():
         try:
             image = dataset.image(index)  # a PIL image or a `BandImage`
             sizes.append((image.width, image.height))
         except OSError:
-            unreadable += 1
+            unreadable.append(printable(dataset.sample_name(index)))
     return DatasetSummary(
         name=name,
         split=split,
@@ -219,5 +230,6 @@ def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -
         num_classes=len(dataset.classes),
         class_counts={} if note else task.count_classes(dataset),
         sizes=sizes,
-        unreadable=unreadable,
+        unreadable=len(unreadable),
+        example=next(iter(unreadable), ""),
     )

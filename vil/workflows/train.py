@@ -239,6 +239,8 @@ def train_config(
         run = enter(RunDir(folder, dist, device))
         enter(worker_errors())
         recheck_folder(run, resuming)
+        if run.writes and not resuming:  # what an earlier run left that ended before a checkpoint
+            bad_file.unlink(missing_ok=True)
         # say_once: the final test builds the model again, and would repeat log lines, such as the
         # selected backends
         logs.open(run.log.say_once if dist.is_main else echo_error)

@@ -38,9 +38,10 @@ or training images only, if DATA.VAL_FRACTION (and DATA.TEST_FRACTION) hold out 
 │   └── 1.jpg
 └── dog
     └── 2.jpg"""
+SYSTEM_FILES = ("Thumbs.db", "desktop.ini")  # which Windows writes
 HELP = {
-    "val": "add it, or set DATA.VAL_FRACTION to 0.2 to use a part of the training images",
-    "test": "add it, or set DATA.TEST_FRACTION to 0.2 to use a part of the training images",
+    "val": "add it, or train with DATA.VAL_FRACTION 0.2, which holds out training images",
+    "test": "add it, or train with DATA.TEST_FRACTION 0.2, which holds out training images",
 }
 
 
@@ -133,10 +134,10 @@ def extensions(channels: int, known: tuple[str, ...] = EXTENSIONS) -> tuple[str,
 
 def image_files(folder: Path, channels: int) -> tuple[list[str], list[str]]:
     """List a class folder. Returns (sorted names of the image files, paths of everything else that
-    is not hidden). Raises DataError if there are no images."""
+    is not hidden or in SYSTEM_FILES). Raises DataError if there are no images."""
     endings, files, others = extensions(channels), [], []
     for name in os.listdir(folder):
-        if not name.startswith("."):
+        if not name.startswith(".") and name not in SYSTEM_FILES:
             is_image = name.lower().endswith(endings)
             (files if is_image else others).append(name)
     if not files:
