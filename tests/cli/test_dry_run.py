@@ -84,3 +84,9 @@ def test_a_dry_run_writes_the_example_to_the_given_file():
     ):
         ended = vil("train", *TINY, *words)
         assert (ended.code, message in ended.err) == (2, True), ended.err
+
+
+def test_a_test_set_without_images_of_a_class_is_named():
+    draw_pictures("pets", {"train/cat": 16, "train/dog": 16, "val/cat": 2})
+    ended = vil("train", *SMALL, *FOLDER, "--data", "pets", "OPTIM.EPOCHS=1")
+    assert "folder: 1 of 2 classes have no image, such as dog" in ended.out

@@ -191,6 +191,10 @@ class ConfiguredTask(ImageTask):
             if self._is_for_evaluation(name) and self.settings.classes != "by_position":
                 add_learned_classes(dataset, self.class_names, name)
             self.check_num_classes(dataset, name)
+        counts = self.count_classes(dataset)
+        if empty := [class_name for class_name, count in counts.items() if not count]:
+            text = "%s: %d of %d classes have no image, such as %s: means over classes ignore them"
+            logger.warning(text, name, len(empty), len(counts), printable(empty[0]))
         return dataset
 
     def _is_for_evaluation(self, name: str) -> bool:
