@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
     # The exported model computes in float32 on the CPU. With a fixed batch of one image, the test
     # sets are evaluated image by image.
     args.opts = [*(args.opts or ()), "DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False"]
-    args.opts += [] if "batch" in (args.dynamic or OPEN) else ["DATALOADER.BSZ=1"]
+    open_axes = OPEN if args.dynamic is None else args.dynamic
+    args.opts += [] if "batch" in open_axes else ["DATALOADER.BSZ=1"]
     cfg, class_names = with_weights(args)
     options = dict(format=args.format, size=args.size, dynamic=args.dynamic, opset=args.opset)
     own = dict(int8=args.int8, calibration=args.calibration, check=args.check)
