@@ -40,6 +40,8 @@ def test_a_dry_run_fails_on_data_that_are_missing_or_wrong():
 def test_a_dry_run_describes_the_data():
     draw_pictures("pets", {"train/cat": 16, "train/dog": 32, "val/cat": 3, "val/dog": 2})
     words = [*SMALL, *FOLDER, "--dry-run", "--data", "pets", "--output_dir", "deep/run"]
+    left_out = "16 of 48 training images are left out of each epoch"
+    assert left_out in " ".join(succeeds("train", *words, "DATALOADER.BSZ=32").split())
     lines = succeeds("train", *words).splitlines()
     assert len(lines) <= 30
     assert lines[0] == "train folder: 48 images of 2 classes"

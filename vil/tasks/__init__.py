@@ -90,13 +90,14 @@ def declared_keys(entry: Entry) -> list[str]:
 
 
 @as_config_error
-def with_num_classes(cfg: CfgNode, default: int | None = None) -> CfgNode:
+def with_num_classes(cfg: CfgNode, default: int | None = None, *, trains: bool = False) -> CfgNode:
     """If DATA.NUM_CLASSES is auto, replace it by the number of classes of the training set.
 
     default: number to use, with a warning, if the training set cannot be opened; for commands that
-    need no data. Returns a changed copy of the config, or the config itself if DATA.NUM_CLASSES is
-    a number. Without a default, raises ConfigError or DataError if the training set cannot be
-    opened.
+    need no data. trains: whether the command reads the training set anyway, so that an error in it
+    needs no explanation. Returns a changed copy of the config, or the config itself if
+    DATA.NUM_CLASSES is a number. Without a default, raises ConfigError or DataError if the training
+    set cannot be opened.
     """
     if cfg.DATA.NUM_CLASSES != "auto":
         return cfg
@@ -122,7 +123,7 @@ def with_num_classes(cfg: CfgNode, default: int | None = None) -> CfgNode:
             return override(cfg, [f"DATA.NUM_CLASSES={default}"])
         if isinstance(error, ConfigError):
             raise
-        if not Path(cfg.DATA.PATH).exists():
+        if trains or not Path(cfg.DATA.PATH).exists():
             raise
         joint = "\n" if "\n" in str(error) else "; "  # new line if `error` has several lines
         raise DataError(

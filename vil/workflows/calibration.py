@@ -147,10 +147,13 @@ def calibrate(checkpoint: RunCheckpoint, task: Task, model: nn.Module, dist: Dis
         f"{format_pair(key, value)} before, {format_pair(key, after[key])} after"
         for key, value in _select(before).items()
     )
-    return [
+    lines = [
         f"calibrated on {name}, {before['count']} images: {describe(calibration)}, {changes}",
         f"stored in {checkpoint.file}",
     ]
+    if after.get("ece", 0) > before.get("ece", 0):
+        lines.append("ece rose: calibrate on more images, or delete this file to undo it")
+    return lines
 
 
 def _select(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -31,6 +31,8 @@ from vil.utils.output_paths import make_folder, output_file, replacing
 from vil.workflows.log_forwarding import DistinctWarnings, log_warnings_once
 from vil.workflows.train import train_config
 
+logger = logging.getLogger(__name__)
+
 EXAMPLES = 16  # images on the example sheet
 SIZES = 32  # images per dataset whose size is read
 
@@ -116,7 +118,7 @@ def dry_run(
     written, and KeyboardInterrupt on Ctrl-C.
     """
     with log_warnings_once() as distinct:
-        cfg = with_num_classes(cfg)
+        cfg = with_num_classes(cfg, trains=True)
         task = task_for(cfg, torch.device("cpu"))
         summary = summarize_data(task, ", ".join(cfg.DATA.TRAIN), cfg.OUTPUT_DIR, example)
         if show:
@@ -138,6 +140,7 @@ def dry_run(
             synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
             with _collect_warnings(distinct) as warnings, redirect_stdout(io.StringIO()):
                 warn_long_average(cfg, summary.steps_per_epoch)
+                warn_left_out(summary, num_images)
                 result = train_config(trial, max_steps=1, synthetic=synthetic)
             if result.status == "interrupted":
                 raise KeyboardInterrupt
@@ -153,6 +156,15 @@ def dry_run(
         warnings=warnings,
         log=log,
     )
+
+
+def warn_left_out(data: DataSummary, batch: int) -> None:
+    """Log a warning if more than a tenth of the training images are left out of each epoch, because
+    they do not fill a step of `batch` images."""
+    images = 0 if data.note else data.datasets[0].num_images
+    if images % batch > 0.1 * images:
+        text = "%d of %d training images are left out of each epoch, others each time: a smaller "
+        logger.warning(text + "DATALOADER.BSZ uses more", images % batch, images)
 
 
 @contextmanager

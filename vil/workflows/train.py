@@ -181,7 +181,7 @@ def train_config(
     resuming = check_folder(folder, resume)
     optimizer = optimizer_name(cfg.OPTIM.OPT, use_larc=cfg.SOLVER.USE_LARC)
     as_config_error(check_usable)(optimizer)
-    cfg, changes = with_num_classes(cfg), []
+    cfg, changes = with_num_classes(cfg, trains=True), []
     batch_size = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE  # images per step over all ranks
     if resuming and (folder / "config.yaml").is_file():
         cfg, changes = adopt_saved(cfg, get_config(folder / "config.yaml"))
