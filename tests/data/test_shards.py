@@ -57,7 +57,7 @@ def test_ranges_and_wildcards(tmp_path):
     with pytest.raises(DataError, match=r"1 of 3 shards are missing, .*train-001\.tar"):
         build_dataset(name, tmp_path, "train")
     with pytest.raises(
-        DataError, match=r"there is no file .*val-\*\.tar: add it, or set DATA.VAL_FR"
+        DataError, match=r"there is no file .*val-\*\.tar: add it, or train with DATA.VAL_FR"
     ):
         build_dataset("s/{split}-*.tar", tmp_path, "val")
     for bad in ("{3..1}", "{0..999999999}", "{0..9999}{0..9999}"):
