@@ -55,7 +55,7 @@ def test_the_calibration_of_another_checkpoint_is_not_used(run):
     assert package.load_for_inference(run).task.target.temperature is None
 
 
-@pytest.mark.parametrize("name", ["convert", "export"])
+@pytest.mark.parametrize("name", ["convert", pytest.param("export", marks=pytest.mark.long)])
 def test_a_file_without_the_stored_calibration_is_announced(run, tmp_path, name):
     best = checkpoint(run, "best").name
     text = json.dumps({"temperature": 2.0, "checkpoint": best})

@@ -125,6 +125,8 @@ def test_two_processes_give_the_same_metrics(pets, trained, tmp_path):
 
 def test_missing_test_images_end_the_run_before_its_first_step(pets, tmp_path):
     words = [word for word in SETS if not word.startswith("DATA.FOLD")]
-    with pytest.raises(vil.errors.DataError, match="no folder test: .* train with DATA.TEST_FRACTION"):
+    with pytest.raises(
+        vil.errors.DataError, match="no folder test: .* train with DATA.TEST_FRACTION"
+    ):
         vil.train(None, words, data=pets, output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()

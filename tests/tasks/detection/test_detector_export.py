@@ -13,6 +13,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 NOTES = {"classes": json.dumps(["cat", "dog", "owl"])}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", cases(["mask_rcnn", "faster_rcnn", "retinanet"], long=["faster_rcnn"])
 )
