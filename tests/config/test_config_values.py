@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.common.marks import cases
@@ -196,6 +196,8 @@ VALUES = st.recursive(SCALARS | TEXT, lambda inner: st.lists(inner, max_size=3),
 
 @settings(max_examples=25, deadline=None)
 @given(VALUES)
+@example(2**63)
+@example([-(2**64) - 1])
 def test_dump_loads_back_whatever_an_open_node_holds(tmp_path_factory, value):
     cfg = defaults.tree()
     cfg.DATA.KWARGS["extra"] = value

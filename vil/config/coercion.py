@@ -47,7 +47,7 @@ def free(value: Any) -> Any:
         return str(value)
     if value in NOTHING:
         return None
-    for read in (_truth, _integer, _number, lambda text: free(_items(text))):
+    for read in (_truth, int, _number, lambda text: free(_items(text))):
         try:
             return read(value)
         except ValueError:

@@ -13,7 +13,7 @@ from vil.ops.window import ALL_NINE
 from vil.utils.lookup import lookup
 from vil.utils.transforms import is_exporting
 
-for _name in BACKENDS:
+for _name in (*BACKENDS, *BACKENDS.pairs):
     BACKENDS[_name].resolve()
 
 # {device: backends in order of preference} for a case that is not tuned: the first backend that

@@ -11,6 +11,7 @@ found under its name, but is not listed with the backends.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -141,16 +142,7 @@ class BackendRegistry(Registry[Backend]):
 
     def __getitem__(self, name: str) -> Backend:
         name = FORMER_NAMES.get(name, name)
-        if name in self.entries:
-            return self.entries[name]
-        if name not in self.pairs:
-            forward, _, backward = str(name).partition("+")
-            if forward not in FORWARDS or backward not in BACKWARDS:
-                raise KeyError(name)
-            about = f"forward of {forward}, backward of {backward}"
-            self.pairs[name] = Backend(name, _JOIN, about, facts=_pass_facts(forward, backward))
-            self.pairs[name].resolve()
-        return self.pairs[name]
+        return self.entries[name] if name in self.entries else self.pairs[name]
 
 
 # {device: pairs of a forward and another backend's backward pass that the tuner measures}
@@ -222,6 +214,11 @@ _add("chunk_handgrad", f"{_SLIDING}:run_handgrad", "sliding chunks, hand-written
 _add("unfold_tensor", "vil_2021.unfold:run_tensor", f"{_UNFOLD} views", "unsupported")
 _add("unfold_nnf", "vil_2021.unfold:run_nnf", f"{_UNFOLD} F.unfold", "unsupported")
 BUILT_IN = frozenset(BACKENDS)
+for _forward, _backward in itertools.product(FORWARDS, BACKWARDS):
+    _pair = f"{_forward}+{_backward}"
+    _about = f"forward of {_forward}, backward of {_backward}"
+    _facts = _pass_facts(_forward, _backward)
+    BACKENDS.pairs[_pair] = Backend(_pair, _JOIN, _about, facts=_facts)
 
 
 def register_backend(
