@@ -78,8 +78,7 @@ def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
 def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
     """Return the function `run` of a backend. It takes a `Call` and returns the attention output.
 
-    forward, backward: keys of FORWARDS and BACKWARDS. Call `join_passes` only once for each
-    combination of passes, because it declares torch operators.
+    forward, backward: keys of FORWARDS and BACKWARDS.
     """
     operator, shifted = (_operator(forward, backward, is_shifted) for is_shifted in (False, True))
 
@@ -116,12 +115,16 @@ def _new_lse(q: Tensor, needs_lse: bool) -> Tensor:
     return q.new_empty(q.shape[:3] if needs_lse else 0, dtype=blocked.wide(q))
 
 
+@cache
 def _operator(forward: str, backward: str, is_shifted: bool) -> CustomOpDef:
     """Declare the operator vil::<forward>_<backward>, which returns (output, log-sum-exp).
 
     If the operator is called with needs_lse=False, the log-sum-exp is an empty tensor.
     is_shifted: declare vil::<forward>_<backward>_shifted, which reads the value of `neighbor`. So
     torch.compile must leave it out of CUDA graphs.
+
+    Cached, because torch removes an operator that is declared again: a backend and its pair, such
+    as "blocked" and "blocked+blocked", share one.
     """
     suffix = "_shifted" if is_shifted else ""
     run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}{suffix}"
