@@ -180,13 +180,21 @@ def test_tokens_on_disk(tmp_path):
     assert all(torch.equal(result[name], in_memory[name]) for name in all_outputs(model))
 
 
-@pytest.mark.parametrize("memory", cases(["1GiB", "6MiB"], long=["1GiB"]))
-def test_chosen_plans(memory):
-    """`vil.stream` itself, with a limit that is generous and nearly the least one."""
+@pytest.mark.parametrize(
+    ("size", "memory"),
+    [
+        ((131, 90), "700KiB"),
+        pytest.param((300, 211), "1GiB", marks=pytest.mark.long),
+        pytest.param((300, 211), "6MiB", marks=pytest.mark.long),
+    ],
+)
+def test_chosen_plans(size, memory, tmp_path):
+    """`vil.stream` itself, with nearly the least limit and with generous ones."""
     model = make_model(arch(1, (1, 2, 2)))
-    image = make_image((300, 211))
+    image = make_image(size)
     expected = run_whole(model, image)
-    result = vil.stream(model, image, outputs=all_outputs(model), memory=memory)
+    options = dict(outputs=all_outputs(model), memory=memory, scratch=tmp_path)
+    result = vil.stream(model, image, **options)
     assert largest_difference(result.outputs, expected) <= FP64
 
 

@@ -81,9 +81,13 @@ def test_sizes_that_are_none(model, text):
         vil.plan_stream(model, (64, 64), text)
 
 
+@pytest.mark.long
+def test_full_attention_takes_two_passes():
+    assert vil.plan_stream(make_model(FULL), (640, 640)).stages[1].num_passes == 2
+
+
 def test_full_attention_is_refused_beyond_a_limit():
     model = make_model(FULL)
-    assert vil.plan_stream(model, (64, 64)).stages[1].num_passes == 2
     with pytest.raises(ConfigError, match=r"stages\.1 .*6,250,000 tokens.* s1 instead of s0"):
         vil.plan_stream(model, (10_000, 10_000))
 
@@ -104,7 +108,7 @@ def test_models_that_do_not_stream_are_named(model):
     with pytest.raises(ConfigError, match=r"stages\.0 cannot be streamed: .*reversible"):
         vil.plan_stream(reversible, (64, 64))
     dropping = make_model(ARCH, drop_path_rate=0.5)
-    vil.plan_stream(dropping, (64, 64))
+    prepare(dropping, make_image((64, 64)))
     with pytest.raises(ConfigError, match=r"dropout, which cannot be streamed: call"):
         vil.plan_stream(dropping.train(), (64, 64))
     no_map = make_model(ARCH.replace("g0", "g1"))
