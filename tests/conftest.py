@@ -6,6 +6,7 @@ find `tests.common` too.
 """
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -38,6 +39,16 @@ def no_choices():
     CHOICES.clear()
     yield
     CHOICES.clear()
+
+
+@pytest.fixture
+def heard_signals():
+    """Signals are not ignored, as they are in a suite that nohup or a shell's `&` started."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

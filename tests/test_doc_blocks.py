@@ -43,7 +43,8 @@ ELSEWHERE = {
 }
 SLOW = {"docs/guides/export.md"}  # tests/integrations/test_other_tools.py has its tools too
 LONG = {
-    "README.md", "docs/tutorials/python.md",
+    "README.md", "docs/tutorials/python.md", "docs/tutorials/detection.md",
+    "docs/guides/data.md", "docs/guides/patterns.md", "docs/guides/predict.md",
     "docs/guides/streaming.md", "docs/guides/sweep.md", "docs/guides/backends.md",
     "docs/guides/data_splits_and_checks.md", "docs/guides/from_other_code.md",
     "docs/guides/deploy.md", "docs/tutorials/attention_lab.md",

@@ -69,12 +69,14 @@ def test_evaluations_show_the_metric_that_selects_best(training):
     assert " auroc " in (folder / "log.txt").read_text()
 
 
+@pytest.mark.long
 def test_an_evaluation_wraps_its_metrics(training):
     shown = on_terminal("evaluate", "--run", training[1])
     assert max(map(len, shown)) <= COLUMNS
     assert " count 64" in " ".join(shown)
 
 
+@pytest.mark.long
 def test_a_pipe_gets_a_line_per_message(training, tmp_path):
     words = (*TINY, "OPTIM.EPOCHS=1", "OPTIM.EMA=0.9999", "--output_dir", tmp_path / "run")
     done = subprocess.run(

@@ -178,7 +178,8 @@ def two(tmp_path_factory):
     """Two runs that differ in the learning rate."""
     folders = [tmp_path_factory.mktemp("two") / name for name in ("slow", "fast")]
     for folder, lr in zip(folders, (1e-4, 0.05)):
-        assert vil("train", *TINY, f"OPTIM.LR={lr}", "--output_dir", folder).code == 0
+        words = (*TINY, "DATA.KWARGS.n=16", f"OPTIM.LR={lr}", "--output_dir", folder)
+        assert vil("train", *words).code == 0
     return folders
 
 

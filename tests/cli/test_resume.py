@@ -5,6 +5,7 @@ RandAugment, random erasing, crops and flips.
 """
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -97,7 +98,8 @@ def test_a_refused_resume_leaves_the_run_unchanged(runs, words, code, message):
     assert contents(runs[0]) == before
 
 
-def test_a_run_can_be_made_longer(runs):
+def test_a_run_can_be_made_longer(runs, tmp_path):
     """More epochs from the current weights; the log continues where it ended."""
-    succeeds("train", *EVERYTHING, "--output_dir", runs[1], "--resume", "OPTIM.EPOCHS=3")
-    assert [m["step"] for m in metrics(runs[1], "train")] == list(range(1, 25))
+    run = shutil.copytree(runs[1], tmp_path / "run", symlinks=True)
+    succeeds("train", *EVERYTHING, "--output_dir", run, "--resume", "OPTIM.EPOCHS=3")
+    assert [m["step"] for m in metrics(run, "train")] == list(range(1, 25))

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 from tests.common.built import task_of
 from tests.common.doc_pages import blocks
+from tests.common.marks import cases
 from tests.common.small_runs import TINY, vil
 from tests.common.small_tasks import SMALL_TASKS
 from vil.config import get_config
@@ -43,7 +44,7 @@ def shifted(image):
     return Image.fromarray(np.array(image) + np.array(moves, np.uint8))
 
 
-@pytest.mark.parametrize("settings", [[], [TIMM], GRAY], ids=str)
+@pytest.mark.parametrize("settings", cases([[], [TIMM], GRAY], long=[[TIMM], GRAY]), ids=str)
 def test_images_depend_on_neither_workers_nor_resuming(settings):
     register_transform("own", lambda: shifted)
     first = batches(0, 6, "DATALOADER.WORKERS=0", *settings)

@@ -51,6 +51,7 @@ def assert_same_run(folder, other):
     assert [m for m in ours if m[1] != "train"] == [m for m in theirs if m[1] != "train"]
 
 
+@pytest.mark.usefixtures("heard_signals")
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_saves_at_the_end_of_the_step(number, straight, tmp_path):
     with pytest.raises(StoppedError, match=f"stopped by {number.name}") as caught:

@@ -120,7 +120,10 @@ def test_unreachable_published_weights_raise(name, monkeypatch, tmp_path):
         build_external(name, num_classes=3, img_size=160, pretrained=True)
 
 
-@pytest.mark.parametrize(("name", "size"), [("googlenet", 64), ("inception_v3", 96)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("googlenet", 64), pytest.param("inception_v3", 96, marks=pytest.mark.long)],
+)
 def test_published_weights_get_the_input_of_torchvision(name, size, monkeypatch):
     """A model of a config gets it by INPUT.MEAN and INPUT.STD, which a run records, so that runs
     with other values are evaluated as they were trained."""

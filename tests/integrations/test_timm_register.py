@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import vil
 import vil.integrations.timm_register  # noqa: F401 - registers them
+from tests.common.marks import cases
 from vil.models.registry import ARCHS
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.convert_2021 import get_2021_names
@@ -20,10 +21,13 @@ def create(name="vil_tiny_rpb", **settings) -> nn.Module:
     return timm.create_model(name, **settings).eval()
 
 
-@pytest.mark.parametrize("name", ARCHS)
+SMALL = ("vil_tiny", "vil_tiny_rpb", "vil_nano")
+
+
+@pytest.mark.parametrize("name", cases(ARCHS, long=set(ARCHS) - {*SMALL}))
 def test_timm_builds_the_same_model(name):
     """Of the smallest ones, the weights and logits are compared too."""
-    is_small, models = name in ("vil_tiny", "vil_tiny_rpb", "vil_nano"), []
+    is_small, models = name in SMALL, []
     for build in (vil.get_model, timm.create_model):
         torch.manual_seed(0)
         with torch.device("cpu" if is_small else "meta"):

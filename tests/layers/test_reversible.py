@@ -167,6 +167,7 @@ def test_a_model_in_bfloat16_keeps_its_streams_in_float32():
     assert_equal(found, gradients(stored, blocks, x, (7, 8)), tolerance=2e-2)
 
 
+@pytest.mark.long
 def test_float32_gradients_of_48_blocks():
     """Rounding errors of recomputed inputs do not pile up."""
     blocks = make_blocks(num=48).float()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.common.marks import cases
 from vil.ops import patterns
 from vil.ops.layout import FULL, Layout
 from vil.ops.patterns import PATTERNS, Pattern, parse_pattern, register_pattern, sampled
@@ -110,7 +111,9 @@ def test_sample_has_its_size(text):
         assert pattern.mask(grid).sum() == round(pattern.fraction * math.prod(grid) ** 2)
 
 
-@pytest.mark.parametrize("text", ["random:0.001", "gaussian:4,0.001"])
+@pytest.mark.parametrize(
+    "text", cases(["random:0.001", "gaussian:4,0.001"], long=["gaussian:4,0.001"])
+)
 def test_large_sample_has_the_expected_size(text):
     grid = (96, 96)
     assert math.prod(grid) > EXACT_TOKENS

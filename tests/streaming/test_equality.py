@@ -180,14 +180,22 @@ def test_tokens_on_disk(tmp_path):
     assert all(torch.equal(result[name], in_memory[name]) for name in all_outputs(model))
 
 
-def test_chosen_plans():
-    """`vil.stream` itself, from a limit that is generous to the least one."""
+@pytest.mark.parametrize(
+    ("size", "memory"),
+    [
+        ((131, 90), "700KiB"),
+        pytest.param((300, 211), "1GiB", marks=pytest.mark.long),
+        pytest.param((300, 211), "6MiB", marks=pytest.mark.long),
+    ],
+)
+def test_chosen_plans(size, memory, tmp_path):
+    """`vil.stream` itself, with nearly the least limit and with generous ones."""
     model = make_model(arch(1, (1, 2, 2)))
-    image = make_image((300, 211))
+    image = make_image(size)
     expected = run_whole(model, image)
-    for memory in ("1GiB", "6MiB"):
-        result = vil.stream(model, image, outputs=all_outputs(model), memory=memory)
-        assert largest_difference(result.outputs, expected) <= FP64
+    options = dict(outputs=all_outputs(model), memory=memory, scratch=tmp_path)
+    result = vil.stream(model, image, **options)
+    assert largest_difference(result.outputs, expected) <= FP64
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ import torch
 import vil
 from tests.common.streaming import FP64, all_outputs, make_image, make_model, run_whole
 from vil.errors import ConfigError
+from vil.streaming import prepare
 from vil.streaming.plan import parse_bytes
 
 ARCH = "l1,h1,d4,n1,s1,g1,p4,f3,a1_l2,h2,d8,n3,s1,g1,p2,f2,a0_l3,h2,d8,n2,s1,g0,p2,f2,a0"
@@ -20,6 +21,7 @@ def model():
     return make_model(ARCH)
 
 
+@pytest.mark.long
 def test_a_plan_says_what_each_stage_does(model):
     plan = vil.plan_stream(model, (640, 480), "64MiB")
     first, second, third = plan.stages
@@ -79,9 +81,13 @@ def test_sizes_that_are_none(model, text):
         vil.plan_stream(model, (64, 64), text)
 
 
+@pytest.mark.long
+def test_full_attention_takes_two_passes():
+    assert vil.plan_stream(make_model(FULL), (640, 640)).stages[1].num_passes == 2
+
+
 def test_full_attention_is_refused_beyond_a_limit():
     model = make_model(FULL)
-    assert vil.plan_stream(model, (640, 640)).stages[1].num_passes == 2
     with pytest.raises(ConfigError, match=r"stages\.1 .*6,250,000 tokens.* s1 instead of s0"):
         vil.plan_stream(model, (10_000, 10_000))
 
@@ -102,7 +108,7 @@ def test_models_that_do_not_stream_are_named(model):
     with pytest.raises(ConfigError, match=r"stages\.0 cannot be streamed: .*reversible"):
         vil.plan_stream(reversible, (64, 64))
     dropping = make_model(ARCH, drop_path_rate=0.5)
-    vil.plan_stream(dropping, (64, 64))
+    prepare(dropping, make_image((64, 64)))
     with pytest.raises(ConfigError, match=r"dropout, which cannot be streamed: call"):
         vil.plan_stream(dropping.train(), (64, 64))
     no_map = make_model(ARCH.replace("g0", "g1"))
@@ -132,7 +138,8 @@ def test_maps_are_written_into_arrays(model, tmp_path):
         "stages.1": zarr.open(str(tmp_path / "a.zarr"), **options),
         "stages.2": torch.full(shapes["stages.2"], torch.nan).double(),
     }
-    result = vil.stream(model, image, outputs=all_outputs(model), into=into)
+    run = prepare(model, image, outputs=all_outputs(model), into=into)
+    result = run.execute(run.planner.with_strips(1))
     for name, expected in run_whole(model, image).items():
         if name in into:
             assert result[name] is into[name]

@@ -34,20 +34,23 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("tasks")
 
 
+# pytest makes a fixture with parameters anew if other tests came between: each time in a new folder
+
+
 @pytest.fixture(scope="module", params=cases(TASK_NAMES, long=TASK_NAMES[1:]))
-def trained(request, root):
+def trained(request, tmp_path_factory):
     """(task, result of a run)."""
-    return request.param, train(request.param, root, request.param)
+    return request.param, train(request.param, tmp_path_factory.mktemp("whole"), request.param)
 
 
 def test_every_task_has_a_small_run():
     assert sorted(SMALL_TASKS) == sorted(TASKS)
 
 
-def test_a_resumed_run_is_bit_identical(trained, root):
+def test_a_resumed_run_is_bit_identical(trained, tmp_path):
     task, whole = trained
-    train(task, root, f"{task}-parts", max_steps=whole.step // 2 + 1)
-    resumed = train(task, root, f"{task}-parts", resume=True)
+    train(task, tmp_path, task, max_steps=whole.step // 2 + 1)
+    resumed = train(task, tmp_path, task, resume=True)
     assert resumed.step == whole.step
     one, other = (load_file(r.last_checkpoint / "model.safetensors") for r in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -86,10 +89,10 @@ IMAGE_TASKS = [name for name in TASK_NAMES if name != "detection"]
 
 
 @pytest.fixture(scope="module", params=cases(IMAGE_TASKS))
-def image_run(request, root):
+def image_run(request, tmp_path_factory):
     """(task, folder of a run) of a task with one target per image."""
     words = [*SMALL_TASKS[request.param], "OPTIM.EPOCHS=1", "DATA.KWARGS.n=16"]
-    run = package.train(None, words, output_dir=root / f"{request.param}-image")
+    run = package.train(None, words, output_dir=tmp_path_factory.mktemp("image") / request.param)
     return request.param, run.run_dir
 
 

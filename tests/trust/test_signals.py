@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.common.small_runs import command, environment, vil
 
-pytestmark = pytest.mark.trust(8)
+pytestmark = [pytest.mark.trust(8), pytest.mark.usefixtures("heard_signals")]
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 OUTPUTS = {"predict": "out.csv", "embed": "out.npy"}

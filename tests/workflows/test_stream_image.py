@@ -38,6 +38,7 @@ def test_no_work_of_another_model_is_resumed(photo, tmp_path):
     assert len({same[0], *others}) == 6
 
 
+@pytest.mark.long
 def test_a_map_that_cannot_be_converted_is_kept(photo, tmp_path):
     """A folder takes the place of the output while the image is streamed."""
     out = tmp_path / "map.npy"
