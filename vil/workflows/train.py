@@ -53,6 +53,7 @@ from vil.utils.errors import (
 )
 from vil.utils.global_state import preserve_global_state
 from vil.utils.metric_format import format_pair
+from vil.utils.plural import plural
 from vil.workflows.attention_backend import select_attention_backends
 from vil.workflows.configure import (
     Options,
@@ -385,12 +386,14 @@ def describe(
     """Describe the model's size and the datasets in a few lines. names: names of the training sets.
     loader: the training loader. tests: {name of a test set: its loader}. batch: images per step."""
     images = len(loader.samples.dataset)
-    sets = ", ".join(f"{name} {test.num_samples} images" for name, test in tests.items())
+    sets = ", ".join(f"{name} {plural(test.num_samples, 'image')}" for name, test in tests.items())
+    classes = plural(len(loader.classes), "class", "classes")
+    left_out = plural(images % batch, "image is", "images are")
     return [
         f"the model has {num_params(model):,} parameters",
-        f"train on {', '.join(names)}: {images} images of {len(loader.classes)} classes",
-        f"an epoch has {loader.steps_per_epoch} steps of {batch} images; "
-        f"{images % batch} images are left out",
+        f"train on {', '.join(names)}: {plural(images, 'image')} of {classes}",
+        f"an epoch has {plural(loader.steps_per_epoch, 'step')} of {plural(batch, 'image')}; "
+        f"{left_out} left out",
         f"evaluate on {sets}",
     ]
 
