@@ -16,6 +16,7 @@ from yacs.config import CfgNode
 from vil.config import dump, get_config, override
 from vil.config.defaults import leaves
 from vil.config.plugins import file_digests
+from vil.config.unused_keys import set_by_user
 from vil.config.yaml_source import from_mapping
 from vil.data.build import check_extras
 from vil.data.classes import check_class_names, format_class_names, read_class_names
@@ -214,7 +215,9 @@ def train_config(
         if cfg.MODEL.MODEL_PATH and not resuming:
             path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
             log.info("weights of %s: %s", path, task.load_weights(model, path, strict=False))
-        elif cfg.FINETUNE.HEAD != "keep" and not resuming:
+        elif (cfg.FINETUNE.HEAD != "keep" and not resuming) and (
+            "FINETUNE.HEAD" in set_by_user(cfg) or not cfg.MODEL.PRETRAINED
+        ):
             log.warning("FINETUNE.HEAD has no effect without weights in MODEL.MODEL_PATH")
         names = ["synthetic images"] if synthetic else cfg.DATA.TRAIN
         for line in describe(names, model, loader, task.test_sets, batch_size):
