@@ -12,6 +12,6 @@ def test_several_sets_at_once(tmp_path, monkeypatch):
         "DATALOADER.BSZ=20", "OPTIM.EPOCHS=1", "DATA.MAX_BAD_FRACTION=0.2",
     )  # fmt: skip
     shown = succeeds("train", *words, "--data", tmp_path, "--output_dir", "run")
-    assert "an epoch has 1 steps of 20 images" in shown  # 11 rows each
+    assert "an epoch has 1 step of 20 images" in shown  # 11 rows each
     succeeds("evaluate", "--run", "run")
     assert results("run").keys() == {"tar", "cifar"}

@@ -202,6 +202,29 @@ def test_a_dry_run_counts_the_objects_of_a_coco_file(tmp_path, monkeypatch):
     assert vil(*run, "nowhere").code == 3
 
 
+def test_every_command_counts_the_same_images_without_a_box(tmp_path, monkeypatch):
+    """Also images whose only box is a crowd's, and those that training leaves out."""
+    monkeypatch.chdir(tmp_path)
+    write_fake(tmp_path / "mine", "train", 6, (48, 64), 3)
+    write_fake(tmp_path / "mine", "val", 2, (48, 64), 3)
+    file = tmp_path / "mine/annotations/instances_train.json"
+    table = json.loads(file.read_text())
+    first, second = (image["id"] for image in table["images"][:2])
+    table["annotations"] = [row for row in table["annotations"] if row["image_id"] != first]
+    for row in table["annotations"]:
+        row["iscrowd"] = int(row["image_id"] == second)
+    file.write_text(json.dumps(table))
+    other = [word for word in DETECTOR if "DATA." not in word]
+    words = (*other, "DETECTION.MODEL=faster_rcnn", "DATA.TRAIN=[folder]", "DATA.TEST=[folder]")
+    words = (*words, "DATA.NUM_CLASSES=auto", "--data", "mine")
+    for command in ("train --dry-run", "data check"):
+        for keep, end in ((True, "\n"), (False, ", which training leaves out")):
+            outcome = vil(*command.split(), *words, f"DETECTION.INPUT.KEEP_EMPTY={keep}")
+            assert outcome.code == 0, outcome.err
+            assert f" 6 images, 2 of them without a usable box{end}" in outcome.out
+    assert " 6, 2 of them without a usable box\n" in vil("detect", "check", "mine").out
+
+
 @pytest.mark.parametrize("config", ["mask_rcnn_vil_tiny_1x", "retinanet_vil_tiny_1x"])
 def test_analyze_counts_every_part(config):
     """The parts sum up; the convolutions of the heads by hand, at 64 x 64."""

@@ -34,7 +34,7 @@ def test_a_dry_run_fails_on_data_that_are_missing_or_wrong():
     Path("puts/train/dog/broken.png").write_bytes(b"no image")
     ended = vil("train", *words, "--data", "puts")
     assert ended.code == 3
-    assert "1 images of folder cannot be read, such as train/dog/broken.png, more" in ended.err
+    assert "1 image of folder cannot be read, such as train/dog/broken.png, more" in ended.err
 
 
 def test_a_dry_run_describes_the_data():
@@ -46,7 +46,8 @@ def test_a_dry_run_describes_the_data():
     assert len(lines) <= 30
     assert lines[0] == "train folder: 48 images of 2 classes"
     assert lines[1] == "  images per class: 16 (cat) to 32 (dog), a ratio of 2"
-    assert re.fullmatch(r"  width x height of 32 images: median \d+ x \d+, .*", lines[2])
+    sample = r"32 of 48 images \(vil data check reads all\)"
+    assert re.fullmatch(rf"  width x height of {sample}: median \d+ x \d+, .*", lines[2])
     assert lines[3:5] == [
         "val folder: 5 images of 2 classes",
         "  images per class: 2 (dog) to 3 (cat), a ratio of 1.5",

@@ -1,9 +1,10 @@
 """Keys that another key switches off: one warning if they are set, none otherwise."""
 
 import pytest
+import yaml
 
 from tests.common.built import task_of
-from vil.config import get_config
+from vil.config import dump, get_config, override
 from vil.engine.distributed import DistInfo
 from vil.optim.build import build_schedule
 from vil.optim.learning_rates import ScaledLr
@@ -54,3 +55,43 @@ def test_a_key_without_effect_is_named(words, why, count, caplog):
 def test_a_key_with_an_effect_is_not_named(words, caplog):
     build(words)
     assert "no effect" not in caplog.text
+
+
+STAGE = "l1,h1,d32,n1,s1,g1,p4,f6,a0"
+RECIPES = [  # (recipe, options that switch off some of its keys, one of these keys, its new value)
+    ("own/faster_rcnn_vil_nano.yaml", "DETECTION.MODEL=retinanet", "DETECTION.BOX.SAMPLES", 64),
+    ("own/vil_nano_96.yaml", "TASK=regression", "LOSS.LABEL_SMOOTHING", 0.2),
+    ("own/vil_nano_96.yaml", "MODEL.ARCH=timm/test_vit", "MODEL.VIT.MSVIT.ARCH", STAGE),
+]
+
+
+@pytest.mark.detection
+@pytest.mark.parametrize(("recipe", "option", "key", "value"), RECIPES, ids=lambda value: value)
+def test_keys_of_a_recipe_are_named_only_if_the_user_sets_them(
+    recipe, option, key, value, tmp_path, caplog
+):
+    """On the command line, in a file, or in Python. A config that a run saved is no such file."""
+    words, own = [option, "DATA.NUM_CLASSES=2"], [f"{key}={value}"]
+    saved, mine = tmp_path / "config.yaml", tmp_path / "mine.yaml"
+    saved.write_text(dump(get_config(recipe, words)))
+    of_user = value
+    for name in reversed(key.split(".")):
+        of_user = {name: of_user}
+    mine.write_text(yaml.safe_dump({"_BASE_": recipe, **of_user}))
+    for cfg in (get_config(recipe, words), get_config(saved), override(get_config(recipe), words)):
+        task_of(cfg).build_model()
+        assert "no effect" not in caplog.text
+    edited = get_config(recipe, words).clone()
+    edited.defrost()
+    edited.merge_from_list([key, value])
+    for cfg in (
+        get_config(recipe, [*words, *own]),
+        get_config(mine, words),
+        get_config(saved, own),
+        override(get_config(recipe, words), own),
+        edited,
+    ):
+        caplog.clear()
+        task_of(cfg).build_model()
+        (line,) = [message for message in caplog.messages if "no effect" in message]
+        assert line.endswith(f"these keys have no effect: {key}")

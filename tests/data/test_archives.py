@@ -86,7 +86,7 @@ def test_the_last_of_equal_names_is_used(kind, tmp_path, caplog):
             archive.writestr("a.png", b"new")
     archive = (TarArchive if kind == "tar" else ZipArchive)(path, every)
     assert [content(archive, i) for i in range(2)] == [("b.png", b"other"), ("a.png", b"new")]
-    assert "1 members were not used, because a later member" in caplog.text
+    assert "1 member was not used, because a later member" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -135,7 +135,7 @@ def test_no_checkpoint_is_a_fresh_start_but_only_corrupt_ones_are_an_error(tmp_p
     assert newest_valid(tmp_path / "never") is None
     save_steps(tmp_path, 1)
     truncate(tmp_path / "step-00000001" / "state.pt")
-    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoint"):
         newest_valid(tmp_path, lambda text: None)
 
 

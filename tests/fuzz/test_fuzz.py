@@ -209,7 +209,7 @@ def seal(file):
     (file.parent / MANIFEST_HASH).write_text(hash_manifest(file.parent))
 
 
-# Files of which every byte is valid, but a value is not: their containers have no checksum of ours.
+# Files of which every byte is valid, but a value is not: these files have no checksum.
 
 VALUES = (
     None, True, -1, 0, 1e-7, 0.5, 3, 2049, 10**6, 10**12, 10**30, float("nan"), "", "x" * 99,

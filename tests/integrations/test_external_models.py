@@ -120,6 +120,18 @@ def test_unreachable_published_weights_raise(name, monkeypatch, tmp_path):
         build_external(name, num_classes=3, img_size=160, pretrained=True)
 
 
+def test_retries_of_a_download_are_not_logged(monkeypatch, caplog, tmp_path):
+    waits = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    url = "http://127.0.0.1:9/{repo_id}/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
+    with pytest.raises(CheckpointError, match=r"downloaded \(.*refused.*MODEL\.PRETRAINED"):
+        build_external("timm/test_vit", num_classes=3, img_size=160, pretrained=True)
+    assert waits
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
     [("googlenet", 64), pytest.param("inception_v3", 96, marks=pytest.mark.long)],

@@ -49,6 +49,9 @@ def test_a_sound_set_is_counted(photos):
     assert np.allclose(train.images.std, (1 / 12) ** 0.5, atol=0.02)
     assert found.suggestions["DATA.NUM_CLASSES"] == 2
     assert found.suggestions["INPUT.IMAGE_SIZE"] == 48
+    (line,) = (line for line in found.lines() if "INPUT.IMAGE_SIZE 48  # " in line)
+    assert "the median shorter side of the training images, 48 px" in line
+    assert found.reasons.keys() == found.suggestions.keys()
     assert len(found.suggestions["INPUT.MEAN"]) == 3
 
 
@@ -130,7 +133,8 @@ def test_detectors_count_images_and_boxes(tmp_path):
     train = found.splits["train"]
     assert sum(train.targets.counts.values()) <= len(train.dataset.labels)
     assert "INPUT.IMAGE_SIZE" not in found.suggestions
-    assert train.targets.notes[0] == f"{len(train.dataset.labels)} boxes, 0 images without a box"
+    empty = "4 images, 0 of them without a usable box and mask"
+    assert train.targets.notes[0] == f"{len(train.dataset.labels)} boxes; {empty}"
     found.draw(tmp_path / "sheet.png")
     assert Image.open(tmp_path / "sheet.png").width > 600
 

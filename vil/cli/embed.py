@@ -35,6 +35,7 @@ from vil.cli.arguments import (
 from vil.cli.predict import image_words, use_shipped_weights
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file
+from vil.utils.plural import plural
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +87,8 @@ def run_embed(args: argparse.Namespace, words: list[str]) -> int:
     model = inference.load_model(cfg, class_names, needs_head=False)
     print(model.report, file=sys.stderr)
     (count, width), failed = embed.embed_files(model, images, file)
-    print(f"wrote {width} features of each of {count} images to {file}, image names to {table}")
+    images = f"each of {count} images" if count > 1 else "1 image"
+    print(f"wrote {width} features of {images} to {file}, image names to {table}")
     if failed:
         print(f"{failed} of {count} images could not be read: their rows are NaN", file=sys.stderr)
     return 0
@@ -100,7 +102,9 @@ def run_probe(args: argparse.Namespace) -> int:
 
     result = embed.probe(*with_weights(args))
     print(result.report, file=sys.stderr)
-    counts = ", ".join(f"{name} {count} images" for name, count in result.num_images.items())
+    counts = ", ".join(
+        f"{name} {plural(count, 'image')}" for name, count in result.num_images.items()
+    )
     print(f"{result.num_features} features; {counts}")
     names = list(result.probes[0].top1)
     rows = [("classifier", "setting", *(f"top1 {name}" for name in names))]

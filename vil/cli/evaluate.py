@@ -60,6 +60,7 @@ from vil.cli.arguments import (
     run_arguments,
     with_weights,
 )
+from vil.utils.plural import plural
 
 if TYPE_CHECKING:
     from vil.workflows.evaluate import EvaluationResult
@@ -106,4 +107,5 @@ def print_evaluation(result: "EvaluationResult", *, calibrate: bool = False) -> 
         for line in result.lines[name]:
             print(line)
     for images in result.images.values():
-        print(f"{len(images)} images with the most errors: see {result.folder / 'pictures'}")
+        shown = plural(len(images), "image")
+        print(f"{shown} with the most errors: see {result.folder / 'pictures'}")

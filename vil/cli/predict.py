@@ -91,6 +91,7 @@ from vil.config.registries import registry
 from vil.utils.atomic_write import ESCAPED_TEXT
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import output_file, replacing
+from vil.utils.plural import plural
 from vil.workflows.configure import ConfigWithClasses
 
 LOOKS_LIKE_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
@@ -301,7 +302,7 @@ def write_predictions(
     write = formats[args.format or next(iter(formats))]
     write_pieces(write(tally.count(predictions, classes), classes), file)
     if tally.failed == tally.total:
-        raise DataError(f"none of the {tally.total} images could be read")
+        raise DataError(f"none of the {plural(tally.total, 'image')} could be read")
 
 
 def write_pieces(pieces: Iterable[str], file: Path | None) -> None:

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from vil.cli.arguments import at_least, config_arguments, options_of
 from vil.utils.errors import ConfigError
+from vil.utils.plural import plural
 from vil.utils.text_table import align
 
 
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         sweep.write_table(result)
         print(result.text, end="")
         return 0
-    print(f"{len(result.runs)} runs in {folder}; every config is valid")
+    print(f"{plural(len(result.runs), 'run')} in {folder}; every config is valid")
     if args.dry_run:
         print(align([[row.name, row.state, row.reason] for row in result.runs], num_left=3))
     unfinished = [run for run, row in zip(result.plan, result.runs) if row.state != "finished"]

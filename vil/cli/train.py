@@ -9,8 +9,8 @@ vil train --config-file mine.yaml --preset finetune MODEL.MODEL_PATH runs/nano  
 vil train --config-file mine.yaml --dry-run     check data and config, and run one step
 
 --dry-run fails if the data are missing or invalid. It prints how many images and classes there are,
-saves a plot of the first training images as the model gets them, and runs one step on synthetic
-images. It creates no run.
+opens 32 images of each set (`vil data check` opens all), saves a plot of the first training images
+as the model gets them, and runs one step on synthetic images. It creates no run.
 
 MODEL.MODEL_PATH is the source of the initial weights: a weight file, or the folder of a run or
 checkpoint. If you train a detector, the weights of a classifier or of a detector of the original
@@ -34,6 +34,7 @@ from vil.config import defaults, describe_preset, diff, dump
 from vil.config.dump_yaml import dump_value
 from vil.utils.console import WIDTH, fit_to_terminal, printable
 from vil.utils.errors import INTERRUPTED, ConfigError
+from vil.utils.plural import plural
 from vil.workflows.configure import saved_config
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def print_dry_run(done: "DryRun", settings: list[str], *, full_log: bool = False
     if math.isnan(done.loss):
         loss = "the first step is skipped, because its loss or gradient is not finite"
     print(f"the model has {done.num_parameters:,} parameters; {loss}")
-    images = f"{done.num_images} synthetic images"
+    images = plural(done.num_images, "synthetic image")
     print(f"dry run: one step of {images} needed at most {done.memory_mb:.0f} MiB")
 
 
@@ -102,7 +103,10 @@ def print_data(data: "DataSummary") -> None:
     images that cannot be read."""
     lines = []
     for found in data.datasets:
-        lines.append(f"{found.split} {found.name}: {found.num_images} images{_classes(found)}")
+        images = plural(found.num_images, "image")
+        lines.append(f"{found.split} {found.name}: {images}{_classes(found)}")
+        if found.remark:
+            lines.append(f"  {found.remark}")
         counts = sorted(found.class_counts.items(), key=lambda item: item[1])
         if counts:
             (small, fewest), (large, most) = counts[0], counts[-1]
@@ -111,18 +115,22 @@ def print_data(data: "DataSummary") -> None:
                 f"  {data.counted} per class: {fewest} ({printable(small)}) to {most} "
                 f"({printable(large)}){ratio}"
             )
+        tried = len(found.sizes) + found.unreadable
         if found.sizes:
             low, mid, high = (f"{width} x {height}" for width, height in found.size_range)
-            lines.append(
-                f"  width x height of {len(found.sizes)} images: median {mid}, {low} to {high}"
-            )
+            images = plural(len(found.sizes), "image")
+            if tried < found.num_images:
+                images = (
+                    f"{len(found.sizes)} of {found.num_images} images (vil data check reads all)"
+                )
+            lines.append(f"  width x height of {images}: median {mid}, {low} to {high}")
         if found.unreadable:
-            tried = len(found.sizes) + found.unreadable
             lines.append(
                 f"  {found.unreadable} of {tried} images cannot be read, such as {found.example}: "
                 "vil data check lists all"
             )
-    lines.append(f"  ({data.note})" if data.note else f"an epoch has {data.steps_per_epoch} steps")
+    steps = plural(data.steps_per_epoch, "step")
+    lines.append(f"  ({data.note})" if data.note else f"an epoch has {steps}")
     if data.example:
         lines.append(f"the first training images, as the model gets them: {data.example}")
     print(fit_to_terminal("\n".join(lines)), flush=True)
@@ -131,7 +139,8 @@ def print_data(data: "DataSummary") -> None:
 def _classes(found: "DatasetSummary") -> str:
     empty = sum(count == 0 for count in found.class_counts.values())
     without = f", {empty} of them empty" if empty else ""
-    return f" of {found.num_classes} classes{without}" if found.class_counts else ""
+    classes = plural(found.num_classes, "class", "classes")
+    return f" of {classes}{without}" if found.class_counts else ""
 
 
 def changed_keys(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:

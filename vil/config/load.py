@@ -5,6 +5,7 @@ merge_from_list is not used, because its errors have no location.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from vil.config.plugins import run_imports
 from vil.config.presets import below, read_preset
 from vil.config.registries import registry
 from vil.config.removed import REMOVED, drop_keys
+from vil.config.unused_keys import is_recipe, recipe_values, store_recipe
 from vil.config.yaml_source import (
     COMMAND_LINE,
     EMPTY,
@@ -85,7 +87,8 @@ def override(
 
     opts: options KEY VALUE or KEY=VALUE. flags: {key: value}, which override the options.
     """
-    return _merge(defaults.leaves(cfg.clone()), _from_command_line(opts, flags))[0]
+    settings = _from_command_line(opts, flags)
+    return _merge(defaults.leaves(cfg.clone()), settings, recipe_values(cfg))[0]
 
 
 def diff(cfg: CfgNode, other: CfgNode) -> dict[str, tuple[Any, Any]]:
@@ -114,14 +117,20 @@ def _from_command_line(
 
 
 def _merge(
-    values: Mapping[str, Any], settings: Sequence[Setting]
+    values: Mapping[str, Any],
+    settings: Sequence[Setting],
+    recipe: Mapping[str, Any] | None = None,
 ) -> tuple[CfgNode, dict[str, str]]:
     """Return a frozen and checked config, and {key: source} for the keys that the settings set.
 
-    The settings override `values`, {key: value}, which override the defaults.
+    The settings override `values`, {key: value}, which override the defaults. recipe: those of
+    `values` that the user did not set, see `store_recipe`.
     """
     values, sources = dict(values), {}
     given = set(values)
+    from_recipe = {key for key, value in (recipe or {}).items() if values.get(key) == value}
+    counts = Counter(setting.source for setting in settings)
+    recipes = {source for source, count in counts.items() if is_recipe(source, count)}
     settings = drop_keys(
         settings, legacy.IGNORED_KEYS, "these keys of the original 2021 code have no effect"
     )
@@ -135,9 +144,11 @@ def _merge(
         else:
             values[key] = _value_of(setting)
         sources[key] = setting.where
+        from_recipe = from_recipe | {key} if setting.source in recipes else from_recipe - {key}
     values = defaults.leaves(defaults.tree(values))
     values["TASK"] = _infer_task(values, settings)
-    if values["EVAL.METRIC"] != (metric := _infer_metric(values, settings)):
+    metric = _infer_metric(values, settings, warn="EVAL.METRIC" not in from_recipe)
+    if values["EVAL.METRIC"] != metric:
         values["EVAL.METRIC"] = metric
         sources.pop("EVAL.METRIC", None)
     _check(values, sources)
@@ -147,6 +158,7 @@ def _merge(
             if key not in given and key not in sources:
                 values[key], sources[key] = value, f"weights of {arch}"
     cfg = defaults.tree(values)
+    store_recipe(cfg, {key: values[key] for key in from_recipe if key in values})
     cfg.freeze()
     return cfg, sources
 
@@ -188,12 +200,14 @@ def _infer_task(values: Mapping[str, Any], settings: Sequence[Setting]) -> str:
     return task
 
 
-def _infer_metric(values: Mapping[str, Any], settings: Sequence[Setting]) -> str:
+def _infer_metric(
+    values: Mapping[str, Any], settings: Sequence[Setting], *, warn: bool = True
+) -> str:
     """Return EVAL.METRIC, or "" (the default metric of the task) if the task does not have this
     metric, or not with DATA.TARGETMAP, and the task or the map was set after it: a recipe for
     photographs may be the base of another task.
 
-    values: {key: value} of all keys. Logs a warning if the metric is ignored.
+    values: {key: value} of all keys. warn: whether to log a warning if the metric is ignored.
     """
     metric, entries = values["EVAL.METRIC"], registry("task")
     task = entries.get(values["TASK"])
@@ -209,7 +223,8 @@ def _infer_metric(values: Mapping[str, Any], settings: Sequence[Setting]) -> str
     origins = [s.source for s in chosen if s.key == "EVAL.METRIC"]
     if not chosen or chosen[-1].key == "EVAL.METRIC" or origins[-1:] == [chosen[-1].source]:
         return metric  # a mistake, which is reported later
-    log.warning("EVAL.METRIC %s %s, so it is ignored", metric, why)
+    if warn:
+        log.warning("EVAL.METRIC %s %s, so it is ignored", metric, why)
     return ""
 
 

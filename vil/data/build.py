@@ -28,6 +28,7 @@ from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.extras import require_extra
 from vil.utils.lookup import lookup
 from vil.utils.machine import gigabytes, total_bytes
+from vil.utils.plural import plural
 
 if TYPE_CHECKING:
     from vil.engine.distributed import DistInfo
@@ -264,7 +265,8 @@ class DataSettings:
             indices[split], rest = rest[parts == selected], rest[parts != selected]
         indices["train"] = rest
         counts = ", ".join(f"{len(indices[split])} {split}" for split in splits)
-        logger.info("%s: %d images are divided into %s", name, len(dataset), counts)
+        images = plural(len(dataset), "image is", "images are")
+        logger.info("%s: %s divided into %s", name, images, counts)
         return indices
 
 

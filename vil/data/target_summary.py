@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vil.data.dataset import ImageDataset
+from vil.utils.plural import plural
 
 GROUPS = 40  # classes of which example images are selected
 EXAMPLES = 6  # example images of a class
@@ -49,7 +50,7 @@ def summarize_labels(targets: np.ndarray, names: list[str]) -> TargetSummary:
     """Count the images of each label, and return a TargetSummary. targets: (N, K), 0 or 1."""
     has_label, per_image = targets > 0, (targets > 0).sum(1)
     notes = [
-        f"{int((per_image == 0).sum())} images without a label, "
+        f"{plural(int((per_image == 0).sum()), 'image')} without a label, "
         f"{per_image.mean() if len(per_image) else 0:.2f} labels per image on average"
     ]
     groups = [

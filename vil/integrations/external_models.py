@@ -9,6 +9,7 @@ import torchvision
 from timm.models import group_parameters
 from torch import nn
 
+from vil.utils.downloads import hide_retries, root_cause
 from vil.utils.errors import CheckpointError, one_line
 from vil.utils.lookup import lookup
 
@@ -50,7 +51,8 @@ def build_external(
     try:
         if name.startswith(PREFIX):
             rates = drop_rate, drop_path_rate
-            model = _build_timm(name, num_classes, img_size, in_chans, pretrained, *rates)
+            with hide_retries():
+                model = _build_timm(name, num_classes, img_size, in_chans, pretrained, *rates)
         elif in_chans != 3:
             raise ValueError(
                 f"{name}: torchvision's models need images with 3 channels, got {in_chans}: set "
@@ -59,7 +61,10 @@ def build_external(
         else:
             model = _build_torchvision(name, num_classes, img_size, pretrained)
     except OSError as error:
-        raise CheckpointError(f"the weights of {name} cannot be downloaded: {error}") from error
+        raise CheckpointError(
+            f"the weights of {name} cannot be downloaded ({one_line(root_cause(error))}): check "
+            "the network, or set pretrained (the config key MODEL.PRETRAINED) to False"
+        ) from error
     if name in NORMALIZED_BY_HALF:
         model.transform_input = pretrained
     if grad_checkpoint:

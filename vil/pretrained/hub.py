@@ -21,6 +21,7 @@ from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, get_model_args, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, write_weights
 from vil.utils.atomic_write import replace_text
+from vil.utils.downloads import hide_retries
 from vil.utils.errors import CheckpointError, one_line, os_error_as
 
 CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
@@ -175,7 +176,8 @@ def _fetch(repository: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=[CONFIG, WEIGHTS]))
+        with hide_retries():
+            return Path(snapshot_download(repository, allow_patterns=[CONFIG, WEIGHTS]))
     except Exception as error:  # network, name or server
         raise CheckpointError(
             f"there is no folder {repository}, and a repository with this name cannot be "

@@ -29,6 +29,7 @@ from vil.report.html import Html
 from vil.tasks import TASKS
 from vil.tasks.cost import CostRow
 from vil.utils.errors import ConfigError, as_config_error
+from vil.utils.plural import plural
 from vil.utils.registry import Entry
 
 Datasets = Mapping[str, Dataset] | None
@@ -283,8 +284,9 @@ class Task:
         wanted, count = self.settings.num_classes, len(dataset.classes)
         if not self.accepts_any_classes and wanted not in ("auto", count):
             raise ConfigError(
-                f"DATA.NUM_CLASSES is {wanted}, but {name} has {count} classes: change "
-                "DATA.NUM_CLASSES, or use another dataset"
+                f"DATA.NUM_CLASSES is {wanted}, but {name} has "
+                f"{plural(count, 'class', 'classes')}: change DATA.NUM_CLASSES, or use another "
+                "dataset"
             )
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> Dataset:
@@ -314,6 +316,10 @@ class Task:
         Returns {class name: count}, or {} if the dataset has no classes.
         """
         return {}
+
+    def describe_images(self, dataset: Dataset) -> str:
+        """Return a remark about the images of a dataset, such as those it omits; "" for none."""
+        return ""
 
     def draw_batch(self, batch: Any) -> list[tuple[Image.Image, str]]:
         """Convert a batch to PIL images, to show the model's input after augmentation.

@@ -21,6 +21,7 @@ from vil.utils.atomic_write import replace_text
 from vil.utils.errors import CheckpointError, RunFolderError, os_error_as
 from vil.utils.json_text import to_json
 from vil.utils.metric_format import format_pair
+from vil.utils.plural import plural
 
 FILE = "calibration.json"
 COMMAND = "evaluate --calibrate"
@@ -147,8 +148,9 @@ def calibrate(checkpoint: RunCheckpoint, task: Task, model: nn.Module, dist: Dis
         f"{format_pair(key, value)} before, {format_pair(key, after[key])} after"
         for key, value in _select(before).items()
     )
+    images = plural(before["count"], "image")
     lines = [
-        f"calibrated on {name}, {before['count']} images: {describe(calibration)}, {changes}",
+        f"calibrated on {name}, {images}: {describe(calibration)}, {changes}",
         f"stored in {checkpoint.file}",
     ]
     if after.get("ece", 0) > before.get("ece", 0):

@@ -32,6 +32,7 @@ from vil.utils.contact_sheet import draw_rows
 from vil.utils.errors import DataError
 from vil.utils.machine import usable_cores
 from vil.utils.output_paths import replacing
+from vil.utils.plural import plural
 from vil.utils.text_table import align
 from vil.workflows.configure import Overrides, make_config
 
@@ -63,7 +64,7 @@ class DataCheck:
     duplicates: images that occur several times.
     problems: reasons why the data cannot be used. A reason may have several lines.
     warnings: reasons why metrics may be misleading.
-    suggestions: {config key: value that fits the data better}.
+    suggestions: {config key: value that fits the data better}. reasons: {key: why}.
     """
 
     task: str
@@ -72,6 +73,7 @@ class DataCheck:
     problems: list[str]
     warnings: list[str]
     suggestions: dict[str, Any]
+    reasons: dict[str, str]
 
     @property
     def is_usable(self) -> bool:
@@ -92,7 +94,10 @@ class DataCheck:
             *(f"warning: {line}" for line in self.warnings),
             *(f"problem: {line}" for line in self.problems),
             *(["suggested keys:"] if self.suggestions else []),
-            *(f"  {format_options({key: value})}" for key, value in self.suggestions.items()),
+            *(
+                f"  {format_options({key: value})}  # {self.reasons[key]}"
+                for key, value in self.suggestions.items()
+            ),
         ]
 
     def _split_lines(self) -> list[str]:
@@ -105,7 +110,8 @@ class DataCheck:
         lines = align(rows).splitlines() if self.splits else []
         for name, split in self.splits.items():
             if (opened := split.images.num_opened) < split.images.num_images:
-                lines.append(f"{name}: sizes, colors and duplicates of a sample of {opened} images")
+                sample = f"a sample of {plural(opened, 'image')}"
+                lines.append(f"{name}: sizes, colors and duplicates of {sample}")
         return lines
 
     def _class_lines(self) -> list[str]:
@@ -228,7 +234,8 @@ def check_data(
         duplicates=duplicates,
         problems=problems,
         warnings=warnings,
-        suggestions=suggestions,
+        suggestions={key: value for key, (value, _) in suggestions.items()},
+        reasons={key: reason for key, (_, reason) in suggestions.items()},
     )
 
 
@@ -250,7 +257,7 @@ def find_problems(name: str, split: SplitCheck, max_bad_fraction: float) -> list
     DATA.MAX_BAD_FRACTION."""
     images, problems = split.images, []
     if not len(images.indices):
-        return [f"{name}: none of the {images.num_opened} images can be read"]
+        return [f"{name}: none of the {plural(images.num_opened, 'image')} can be read"]
     if images.unreadable > max_bad_fraction * images.num_opened:
         problems.append(
             f"{name}: {images.unreadable} of {images.num_opened} images cannot be read, more than "
@@ -294,10 +301,6 @@ def find_warnings(splits: dict[str, SplitCheck], duplicates: Duplicates) -> list
     return lines
 
 
-def plural(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"
-
-
 def find_conflicts(splits: Sequence[SplitCheck]) -> list[str]:
     """Find images that occur in more than one class, within a split or in different splits. For
     each such image, returns a text that names two of its files and their classes."""
@@ -316,50 +319,63 @@ def find_conflicts(splits: Sequence[SplitCheck]) -> list[str]:
 
 def suggest(
     cfg: CfgNode, task: Task, splits: dict[str, SplitCheck], missing: list[str]
-) -> dict[str, Any]:
+) -> dict[str, tuple[Any, str]]:
     """Suggest config values that fit the data better than those of the config.
 
     splits: {name of a split, such as "val/pets": result of checking it}. missing: names of the
-    splits that cannot be opened. Returns {config key: suggested value}.
+    splits that cannot be opened. Returns {config key: (suggested value, reason)}.
 
     INPUT.MEAN and INPUT.STD are suggested if they differ from those of the training images by more
     than 0.02. The suggested INPUT.IMAGE_SIZE is the largest size in SIDES that is not above the
     median of the images' shorter sides, unless the config's value is close to it. DATA.VALUE_RANGE
     is suggested if images of 16 bits only use the values of 8, 10, 12 or 14 bits.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, tuple[Any, str]] = {}
     train = splits.get(TRAIN)
     can_split = getattr(task, "has_splits", False) and not cfg.DATA.VAL_FRACTION
     if train and can_split and any(label.startswith("val/") for label in missing):
-        found["DATA.VAL_FRACTION"] = VAL_FRACTION
+        found["DATA.VAL_FRACTION"] = VAL_FRACTION, "there is no validation set"
     cores = usable_cores()
     if cfg.DATALOADER.WORKERS == 0 and cores > 1:
-        found["DATALOADER.WORKERS"] = min(cores, MOST_WORKERS)
+        found["DATALOADER.WORKERS"] = min(cores, MOST_WORKERS), f"this machine has {cores} cores"
     if train and len((images := train.images).indices):
-        if cfg.DATA.NUM_CLASSES not in ("auto", len(train.dataset.classes)):
-            found["DATA.NUM_CLASSES"] = len(train.dataset.classes)
+        if cfg.DATA.NUM_CLASSES not in ("auto", num_classes := len(train.dataset.classes)):
+            found["DATA.NUM_CLASSES"] = num_classes, "the number in the training set"
         step = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
         if images.num_images < step:
-            found["DATALOADER.BSZ"] = max(images.num_images // 4, 1)
-            found["OPTIM.ACCUMULATE"] = 1
+            few = f"a step of {step} images is larger than the training set"
+            found["DATALOADER.BSZ"] = max(images.num_images // 4, 1), few
+            found["OPTIM.ACCUMULATE"] = 1, few
         if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
             for key, values in (("INPUT.MEAN", images.mean), ("INPUT.STD", images.std)):
                 given = np.broadcast_to(leaves(cfg)[key], (len(values),))
                 if np.abs(given - values).max() > 0.02:
-                    found[key] = [max(round(float(value), 3), 0.001) for value in values]
+                    numbers = [max(round(float(value), 3), 0.001) for value in values]
+                    found[key] = numbers, "of the training images"
         fits = [limit for limit in RANGES if 0 < images.largest <= limit]
         if fits and not cfg.DATA.VALUE_RANGE:
-            found["DATA.VALUE_RANGE"] = [0, fits[0]]
+            reason = f"the largest value of the images of 16 bits is {images.largest}"
+            found["DATA.VALUE_RANGE"] = [0, fits[0]], reason
         if task.resizes_to_image_size:
             shorter = float(np.median(images.sizes.min(1)))
             side = max((side for side in SIDES if side <= shorter), default=SIDES[0])
             if not 3 / 4 <= side / cfg.INPUT.IMAGE_SIZE <= 4 / 3:
-                found["INPUT.IMAGE_SIZE"] = side
+                sides = f"{', '.join(map(str, SIDES[:2]))}, ..., {SIDES[-1]}"
+                found["INPUT.IMAGE_SIZE"] = (
+                    side,
+                    f"the largest of {sides} px that is not above the median shorter side of the "
+                    f"training images, {shorter:g} px",
+                )
         is_plain = list(cfg.LOSS.CLASS_WEIGHTS) == ["none"] and cfg.DATALOADER.SAMPLER == "random"
         has_weights = getattr(task, "target_type", "") in ("class", "labels")
-        if has_weights and is_plain and (imbalance(train.targets.counts) or 0) > IMBALANCE:
-            found["LOSS.CLASS_WEIGHTS"] = "balanced"
-    return {key: value for key, value in found.items() if key in KEYS and value != leaves(cfg)[key]}
+        if has_weights and is_plain and (ratio := imbalance(train.targets.counts) or 0) > IMBALANCE:
+            reason = f"the largest class has {ratio:.1f} x the images of the smallest"
+            found["LOSS.CLASS_WEIGHTS"] = "balanced", reason
+    return {
+        key: (value, reason)
+        for key, (value, reason) in found.items()
+        if key in KEYS and value != leaves(cfg)[key]
+    }
 
 
 def imbalance(counts: dict[str, int]) -> float | None:

@@ -12,6 +12,7 @@ from vil.config import describe_preset, load_config, override
 from vil.config.defaults import KEYS
 from vil.config.yaml_source import Setting, from_mapping, from_options
 from vil.utils.errors import CheckpointError, ConfigError
+from vil.utils.plural import plural
 
 log = logging.getLogger(__name__)
 
@@ -271,5 +272,6 @@ def read_class_file(file: str | Path, num_classes: int, learned: Sequence[str] =
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
     if len(names) != num_classes:
-        raise ConfigError(f"{file} has {len(names)} lines, but DATA.NUM_CLASSES is {num_classes}")
+        lines = plural(len(names), "line")
+        raise ConfigError(f"{file} has {lines}, but DATA.NUM_CLASSES is {num_classes}")
     return respell(names, learned)

@@ -28,6 +28,7 @@ from vil.utils.console import printable
 from vil.utils.contact_sheet import draw_images
 from vil.utils.errors import DataError
 from vil.utils.output_paths import make_folder, output_file, replacing
+from vil.utils.plural import plural
 from vil.workflows.log_forwarding import DistinctWarnings, log_warnings_once
 from vil.workflows.train import train_config
 
@@ -43,6 +44,7 @@ class DatasetSummary:
 
     split: "train", "val" or "test". The best checkpoint is selected on "val".
     class_counts: {class: number of images or objects}; {} if they are not counted.
+    remark: a text about the images, such as those without an object; "" for none.
     sizes: (width, height) in pixels of images in a sample of evenly spaced images.
     unreadable: number of unreadable images in this sample. example: name of the first of them.
     """
@@ -53,6 +55,7 @@ class DatasetSummary:
     num_classes: int
     class_counts: Mapping[str, int]
     sizes: list[tuple[int, int]]
+    remark: str = ""
     unreadable: int = 0
     example: str = ""
 
@@ -125,8 +128,9 @@ def dry_run(
             show(summary)
         for found in summary.datasets:
             if found.unreadable > cfg.DATA.MAX_BAD_FRACTION * found.num_images:
+                images = plural(found.unreadable, "image")
                 raise DataError(
-                    f"{found.unreadable} images of {found.name} cannot be read, such as "
+                    f"{images} of {found.name} cannot be read, such as "
                     f"{found.example}, more than the allowed fraction of "
                     f"{cfg.DATA.MAX_BAD_FRACTION} (DATA.MAX_BAD_FRACTION): repair or remove the "
                     "images that vil data check lists, or increase the fraction"
@@ -225,8 +229,8 @@ def _example_file(output_dir: str, given: str | Path | None) -> Path:
 def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -> DatasetSummary:
     """Describe one dataset.
 
-    split: "train", "val" or "test". note: as in `DataSummary`. If `note` is not empty, images per
-    class are not counted and `class_counts` is {}.
+    split: "train", "val" or "test". note: as in `DataSummary`. If `note` is not empty, images are
+    not counted: `class_counts` is {} and `remark` is empty.
     """
     sizes, unreadable = [], []
     for index in np.linspace(0, len(dataset) - 1, min(len(dataset), SIZES)).astype(int).tolist():
@@ -242,6 +246,7 @@ def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -
         num_classes=len(dataset.classes),
         class_counts={} if note else task.count_classes(dataset),
         sizes=sizes,
+        remark="" if note else task.describe_images(dataset),
         unreadable=len(unreadable),
         example=next(iter(unreadable), ""),
     )

@@ -26,6 +26,7 @@ from vil.utils.atomic_write import ESCAPED_TEXT
 from vil.utils.errors import ConfigError, DataError, in_python_words
 from vil.utils.global_state import preserve_global_state
 from vil.utils.output_paths import replacing
+from vil.utils.plural import plural
 from vil.workflows.configure import Overrides
 from vil.workflows.inference import (
     InferenceModel,
@@ -127,7 +128,7 @@ def collect_features(
                     name = images.sample_name(index)
                     unreadable.append(BadSample(index, name, NOT_FINITE))
     if features is None or len(unreadable) == len(images):
-        raise DataError(f"none of the {len(images)} images could be read")
+        raise DataError(f"none of the {plural(len(images), 'image')} could be read")
     errors = [""] * len(images)
     for bad in unreadable:
         features[bad.index], errors[bad.index] = np.nan, bad.reason

@@ -21,6 +21,7 @@ from vil.engine.evaluation import evaluating
 from vil.tasks import refuse_without
 from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, as_config_error
+from vil.utils.plural import plural
 from vil.workflows.inference import InferenceModel
 
 # keys that determine how an image file is read
@@ -134,7 +135,8 @@ def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> 
 def differences(ours: Sequence[str], theirs: Sequence[str]) -> str:
     """Describe how the class names of another model (`theirs`) differ from those of the first model
     (`ours`)."""
-    texts = [f"the first model has {len(ours)} classes, this one has {len(theirs)}"]
+    classes = plural(len(ours), "class", "classes")
+    texts = [f"the first model has {classes}, this one has {len(theirs)}"]
     for text, names, others in (("missing", ours, theirs), ("unknown", theirs, ours)):
         if odd := [name for name in names if name not in set(others)]:
             more = f" and {len(odd) - MAX_NAMES} more" if len(odd) > MAX_NAMES else ""

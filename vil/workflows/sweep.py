@@ -60,6 +60,7 @@ from vil.utils.errors import (
 )
 from vil.utils.machine import affinity, now, processor
 from vil.utils.output_paths import make_folder
+from vil.utils.plural import plural
 from vil.workflows.analyze import analyze_cost
 from vil.workflows.configure import Overrides, as_options, make_config
 from vil.workflows.log_forwarding import forward_logs, log_warnings_once
@@ -272,8 +273,8 @@ def plan_runs(folder: Path, grid: Grid, imports: Sequence[str]) -> list[SweepRun
         planned = [replace(run, cfg=override(run.cfg, fixed)) for run in known]
     else:
         raise ConfigError(
-            f"{folder} has {len(known) or 'no'} runs yet, and there is nothing to sweep over: give "
-            '"KEY=[a, b]" or --grid FILE'
+            f"{folder} has {plural(len(known), 'run') if known else 'no runs yet'}, and there is "
+            'nothing to sweep over: give "KEY=[a, b]" or --grid FILE'
         )
     for run, other in itertools.product(planned, known):
         changed = diff(other.cfg, run.cfg) if run.group == other.group else {}

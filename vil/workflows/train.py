@@ -16,6 +16,7 @@ from yacs.config import CfgNode
 from vil.config import dump, get_config, override
 from vil.config.defaults import leaves
 from vil.config.plugins import file_digests
+from vil.config.unused_keys import set_by_user
 from vil.config.yaml_source import from_mapping
 from vil.data.build import check_extras
 from vil.data.classes import check_class_names, format_class_names, read_class_names
@@ -53,6 +54,7 @@ from vil.utils.errors import (
 )
 from vil.utils.global_state import preserve_global_state
 from vil.utils.metric_format import format_pair
+from vil.utils.plural import plural
 from vil.workflows.attention_backend import select_attention_backends
 from vil.workflows.configure import (
     Options,
@@ -213,7 +215,9 @@ def train_config(
         if cfg.MODEL.MODEL_PATH and not resuming:
             path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
             log.info("weights of %s: %s", path, task.load_weights(model, path, strict=False))
-        elif cfg.FINETUNE.HEAD != "keep" and not resuming:
+        elif (cfg.FINETUNE.HEAD != "keep" and not resuming) and (
+            "FINETUNE.HEAD" in set_by_user(cfg) or not cfg.MODEL.PRETRAINED
+        ):
             log.warning("FINETUNE.HEAD has no effect without weights in MODEL.MODEL_PATH")
         names = ["synthetic images"] if synthetic else cfg.DATA.TRAIN
         for line in describe(names, model, loader, task.test_sets, batch_size):
@@ -385,12 +389,14 @@ def describe(
     """Describe the model's size and the datasets in a few lines. names: names of the training sets.
     loader: the training loader. tests: {name of a test set: its loader}. batch: images per step."""
     images = len(loader.samples.dataset)
-    sets = ", ".join(f"{name} {test.num_samples} images" for name, test in tests.items())
+    sets = ", ".join(f"{name} {plural(test.num_samples, 'image')}" for name, test in tests.items())
+    classes = plural(len(loader.classes), "class", "classes")
+    left_out = plural(images % batch, "image is", "images are")
     return [
         f"the model has {num_params(model):,} parameters",
-        f"train on {', '.join(names)}: {images} images of {len(loader.classes)} classes",
-        f"an epoch has {loader.steps_per_epoch} steps of {batch} images; "
-        f"{images % batch} images are left out",
+        f"train on {', '.join(names)}: {plural(images, 'image')} of {classes}",
+        f"an epoch has {plural(loader.steps_per_epoch, 'step')} of {plural(batch, 'image')}; "
+        f"{left_out} left out",
         f"evaluate on {sets}",
     ]
 

@@ -39,7 +39,7 @@ def test_a_whole_file(check, tmp_path):
     assert shown.splitlines()[-1] == "no faults"
     assert rows(shown) == {
         "images": "4, 2 of them without a usable box",
-        "boxes": "3 usable, 1 crowds (left out of training)",
+        "boxes": "3 usable, 1 crowd (left out of training)",
         "by area": "small 1, medium 1, large 1",
         "masks": "3 of the usable boxes have one",
         "categories": "2: two (2), seven of nine (1)",
@@ -54,7 +54,7 @@ def test_drops_are_no_error_and_are_listed(check, tmp_path):
     assert (code, said) == (0, "")
     assert "20 dropped annotations: a box without area\n  annotation 100 a.png: a box" in shown
     assert "and 8 more (--list FILE)" in shown
-    assert "1 dropped annotations: no usable segmentation" in shown
+    assert "1 dropped annotation: no usable segmentation" in shown
     assert rows(shown)["boxes"].startswith("2 usable")
     assert rows(shown)["masks"] == "1 of the usable boxes have one"
     code, shown, _ = check(file, "--list", tmp_path / "faults.tsv")
@@ -77,7 +77,7 @@ def test_wrong_sizes_are_reported(check, tmp_path):
     Image.new("L", (30, 40)).save(folder / "a.png")
     code, shown, _ = check(file, "--images", folder)
     assert code == 0
-    assert "1 images: of another size than the file says\n" in shown
+    assert "1 image: of another size than the file says\n" in shown
     assert "image a.png: 40 x 30 px in the file, but 30 x 40 px in the image" in shown
 
 
@@ -86,13 +86,13 @@ def test_what_ends_a_training_is_exit_code_3(check, tmp_path):
     (folder / "c.jpg").write_bytes(b"no picture")
     code, shown, said = check(file, "--images", folder)
     assert code == 3
-    assert "1 images: cannot be opened\n  image c.jpg: cannot be opened (" in shown
+    assert "1 image: cannot be opened\n  image c.jpg: cannot be opened (" in shown
     assert "1 of 4 images cannot be opened" in said
     (folder / "a.png").unlink()
     code, shown, said = check(file, "--images", folder)
     assert code == 3
     assert "image a.png: is not in the folder" in shown
-    assert said.endswith("cannot be used for training: 1 images are missing\n")
+    assert said.endswith("cannot be used for training: 1 image is missing\n")
     for annotations in ([], [box(1, bbox=(0, 0, 0, 0))], [box(1, iscrowd=1)]):
         file.write_text(json.dumps(content(annotations)))
         code, shown, said = check(file)

@@ -234,8 +234,8 @@ def test_a_minority_and_a_validation_set_are_reported_and_used(command, tmp_path
     log = tmp_path / "run/log.txt"
     text = ended.out + (log.read_text() if log.exists() else caplog.text)
     if command == "detect check":
-        assert "1 annotations: a box that reaches more than 1 px beyond the image\n" in text
-        assert "1 images: of another size than the file says\n" in text
+        assert "1 annotation: a box that reaches more than 1 px beyond the image\n" in text
+        assert "1 image: of another size than the file says\n" in text
     else:
         assert f"1 of {N} annotations have a box that reaches more than 1 px" in text
         assert f"1 of {N} images have another size than the file says" in text

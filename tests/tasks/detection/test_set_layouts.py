@@ -399,7 +399,7 @@ def test_labels_without_an_image_are_named(written, caplog):
     root = written("YOLO")
     (root / "images/train/train1.png").unlink()
     assert len(build_detection_set("folder", root, "train", masks=False)) == SPLITS["train"] - 1
-    assert "1 files of labels have no image, such as labels/train/train1.txt" in caplog.text
+    assert "1 file of labels has no image, such as labels/train/train1.txt" in caplog.text
 
 
 def test_an_unreadable_image_of_labels_is_named(written, caplog):

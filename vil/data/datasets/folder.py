@@ -14,6 +14,7 @@ from vil.data.classes import classes_of_split, normalize_name
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
 from vil.utils.errors import DataError
 from vil.utils.lookup import did_you_mean
+from vil.utils.plural import plural
 from vil.utils.safe_files import regular_file
 
 logger = logging.getLogger(__name__)
@@ -68,10 +69,10 @@ class Folder(ImageDataset):
             files.append(images)
             skipped += others
         if skipped:
-            text = (
-                "%d entries of class folders are ignored (folders, or names without %s), such as %s"
-            )
-            logger.warning(text, len(skipped), " ".join(extensions(channels)), min(skipped))
+            forms = "entry of class folders is", "entries of class folders are"
+            text = "%s ignored (folders, or names without %s), such as %s"
+            entries, endings = plural(len(skipped), *forms), " ".join(extensions(channels))
+            logger.warning(text, entries, endings, min(skipped))
         labels = [self.classes.index(normalize_name(name)) for name in names]
         self.targets = np.repeat(labels, [len(of_class) for of_class in files])
         # Bytes in one array: a list of a million strings would be copied into every forked worker,

@@ -28,6 +28,7 @@ from vil.data.dataset import ImageDataset
 from vil.data.formats.shared_file import SharedFile
 from vil.data.image import UnreadableImage
 from vil.utils.errors import DataError
+from vil.utils.plural import plural
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +238,5 @@ def warn(path: Path, problem: str, names: list[str]) -> None:
     members, is empty. problem: what happened to them, such as "left out". The warning reads
     "<count> members were <problem>"."""
     if names:
-        logger.warning(
-            "%s: %d members were %s (the first: %s)", path, len(names), problem, names[0]
-        )
+        members = plural(len(names), "member was", "members were")
+        logger.warning("%s: %s %s (the first: %s)", path, members, problem, names[0])

@@ -15,6 +15,7 @@ from vil.data.datasets.folder import LAYOUT as FOLDERS
 from vil.data.datasets.folder import Folder, extensions, format_layout_error
 from vil.data.formats.archive import ArchiveDataset, ZipArchive
 from vil.utils.errors import DataError
+from vil.utils.plural import plural
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +110,9 @@ class ImageNetZip(ArchiveDataset):
                 f"expected file names that end in one of {' '.join(endings)}"
             )
         if labels:
-            text = "%s names %d images that are not in %s, the first: %s"
-            logger.warning(text, map_file, len(labels), zip_file, next(iter(labels)))
+            images = plural(len(labels), "image that is", "images that are")
+            text = "%s names %s not in %s, the first: %s"
+            logger.warning(text, map_file, images, zip_file, next(iter(labels)))
 
 
 def read_map(file: Path, num_classes: int | None = None) -> dict[str, int]:

@@ -22,6 +22,7 @@ from vil.data.formats.archive import ArchiveDataset, TarArchive, is_hidden
 from vil.data.formats.tsv import read_labelmap
 from vil.data.splits import number_keys
 from vil.utils.errors import DataError, os_error_as
+from vil.utils.plural import plural
 from vil.utils.safe_files import join_roots, path_below, regular_file
 
 logger = logging.getLogger(__name__)
@@ -268,8 +269,8 @@ def read_samples(
     names = [f"{path.name}@{key}" for path, shard in zip(paths, shards) for key in shard]
     samples = [sample for shard in shards for sample in shard.values()]
     if ignored:
-        text = "%s: %d members are neither images nor labels, such as %s"
-        logger.warning(text, source, len(ignored), ignored[0])
+        forms = "member is neither an image nor a label", "members are neither images nor labels"
+        logger.warning("%s: %s, such as %s", source, plural(len(ignored), *forms), ignored[0])
     if not samples:
         raise DataError(f"{source} has no images and no labels")
     where = Location(source, "sample", names, "samples")

@@ -15,6 +15,7 @@ import numpy as np
 from vil.data.formats.shared_file import SharedFile
 from vil.utils.atomic_write import write_aside
 from vil.utils.errors import DataError
+from vil.utils.plural import plural
 from vil.utils.safe_files import path_below
 
 logger = logging.getLogger(__name__)
@@ -153,7 +154,9 @@ def write_index(index: Path, offsets: np.ndarray) -> None:
         with write_aside(index) as aside, open(aside, "wb") as file:
             offsets.tofile(file, sep="\n")
             file.write(b"\n")
-        logger.warning("%s was missing, and was written with %d rows", index, len(offsets))
+        logger.warning(
+            "%s was missing, and was written with %s", index, plural(len(offsets), "row")
+        )
     except OSError as error:
         text = "%s is missing and cannot be written (%s): row offsets are in memory only"
         logger.warning(text, index, error.strerror or error)

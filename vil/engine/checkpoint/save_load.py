@@ -35,6 +35,7 @@ from vil.engine.checkpoint.optimizer_state import load_by_name, state_by_name
 from vil.engine.distributed import DistInfo, broadcast_object
 from vil.utils.atomic_write import replace_text, set_default_permissions
 from vil.utils.errors import CheckpointError, SaveError, explain_load_error, one_line
+from vil.utils.plural import plural
 from vil.utils.torch_file import check_tensors, load_torch_file
 
 WEIGHTS = "model.safetensors"
@@ -301,9 +302,9 @@ def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> P
             return checkpoint
         warn(f"checkpoint {checkpoint} skipped: {reason}")
     if candidates:  # a restart from step 0 would discard the progress of the run
+        tried = plural(len(candidates), "checkpoint")
         raise CheckpointError(
-            f"none of the {len(candidates)} checkpoints in {folder} is intact; delete the folder "
-            "to start over"
+            f"none of the {tried} in {folder} is intact; delete the folder to start over"
         )
     return None
 

@@ -30,7 +30,7 @@ from vil.tasks.detection.cost import detector_cost
 from vil.tasks.detection.data import datasets
 from vil.tasks.detection.data.batch import DetectionBatch
 from vil.tasks.detection.data.datasets import CocoDataset, ImageLabels, build_detection_set
-from vil.tasks.detection.data.summary import summarize_boxes
+from vil.tasks.detection.data.summary import describe_empty, summarize_boxes
 from vil.tasks.detection.data.transforms import train_transform
 from vil.tasks.detection.detections import from_target
 from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
@@ -40,6 +40,7 @@ from vil.tasks.detection.task import DetectionTask
 from vil.tasks.detection.visualize import draw
 from vil.utils.console import printable
 from vil.utils.errors import ConfigError, DataError, as_config_error
+from vil.utils.plural import plural
 
 logger = logging.getLogger(__name__)
 # Config keys and sections that detectors do not use.
@@ -170,6 +171,9 @@ class Detection(DetectionTask):
                 self.class_names = data.train.classes
                 yield data._replace(note=RENDERED if is_reduced else "")
 
+    def describe_images(self, dataset: CocoDataset) -> str:
+        return describe_empty(dataset) if dataset.num_empty else ""
+
     def count_classes(self, dataset: CocoDataset) -> dict[str, int]:
         counts = np.bincount(dataset.labels, minlength=len(dataset.classes) + 1)[1:]
         return dict(zip(dataset.classes, counts.tolist()))
@@ -179,7 +183,7 @@ class Detection(DetectionTask):
         return [
             (
                 draw(to_pil_image(image.cpu()), from_target(target), names, scores=False),
-                f"{len(target['labels'])} objects",
+                plural(len(target["labels"]), "object"),
             )
             for image, target in zip(batch.images, batch.targets)
         ]

@@ -14,6 +14,7 @@ from vil.tasks.detection.coco_eval import to_results
 from vil.tasks.detection.detections import Detections
 from vil.utils.console import printable
 from vil.utils.json_text import format_json, to_json
+from vil.utils.plural import plural
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def as_text(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
         if "error" in record:
             yield f"{file}: cannot be read: {printable(record['error'])}\n"
             continue
-        yield f"{file}: {len(objects)} object{'' if len(objects) == 1 else 's'}\n"
+        yield f"{file}: {plural(len(objects), 'object')}\n"
         for row in objects:
             sides = " ".join(f"{side:7.1f}" for side in row["box"])
             yield f"  {printable(row['class']):{width}} {row['score']:6.3f} {sides}\n"

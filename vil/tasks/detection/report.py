@@ -14,6 +14,7 @@ from vil.tasks.detection import METRICS, coco_eval, error_analysis
 from vil.tasks.detection.coco_eval import IOU_TYPES, Evaluation
 from vil.tasks.detection.data.datasets import CocoDataset
 from vil.tasks.image.report import encode_thumbnail
+from vil.utils.plural import plural
 
 PAIR_SIDE = 720  # pixels of the longer side of a shown pair of images
 SHOWN = 6  # pairs of a gallery
@@ -143,7 +144,7 @@ def draw_galleries(
                 jpeg = encode_thumbnail(drawing, PAIR_SIDE)
             except OSError:
                 jpeg = None
-            text = f"{ranking.errors[index]} error{'' if ranking.errors[index] == 1 else 's'}"
+            text = plural(ranking.errors[index], "error")
             images.append((dataset.sample_name(index), text, jpeg))
         galleries.append((title, images))
     return galleries

@@ -25,6 +25,7 @@ from vil.tasks.image.predictions import LabelPrediction, as_csv, as_json, as_tab
 from vil.tasks.image.report import ReportTable, render_report
 from vil.tasks.image.target import Outputs, Target, TestSet, mean_loss
 from vil.tasks.metrics import mean, rank, rank_metrics
+from vil.utils.plural import plural
 
 MOST_LABELS = 100  # rows of the report's table
 
@@ -125,7 +126,10 @@ class Labels(Target):
         """Return one line of text per label: its average precision, F1 and number of images."""
         each = metrics["per_label"]
         rows = zip(classes, each["ap"], each["f1"], each["count"])
-        return [f"  {label:20} ap {a:6.2f} f1 {b:6.2f} of {n} images" for label, a, b, n in rows]
+        return [
+            f"  {label:20} ap {a:6.2f} f1 {b:6.2f} of {plural(n, 'image')}"
+            for label, a, b, n in rows
+        ]
 
     def calibrate(self, name: str, loader: EvalLoader, outputs: Outputs) -> dict[str, Any]:
         """For each label, choose the threshold that maximizes the label's F1.

@@ -107,6 +107,10 @@ class Annotations:
         name = os.fsdecode(self.names[at]) if at >= 0 else ""
         return f"annotation {self.annotation_ids[row]}", name
 
+    def count_empty(self, usable: Array) -> int:
+        """Count the images without a usable annotation. usable (M,): whether each annotation is."""
+        return len(self.names) - len(np.unique(self.images[usable]))
+
     def count_dropped(self) -> dict[str, int]:
         """Count the dropped annotations and return {reason: count}."""
         counts = np.bincount(self.reasons, minlength=len(REASONS)).tolist()

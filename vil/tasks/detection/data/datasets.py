@@ -52,8 +52,8 @@ class CocoDataset(Dataset):
     dataset[i] returns an image (3, H, W) uint8 RGB, and a target as described by `DetectionBatch`,
     without crowd annotations. Label l stands for the category with name `classes[l - 1]` and id
     `category_ids[l - 1]`, which is None if the annotation file does not have the category. The
-    split "train" omits images without a usable box, unless keep_empty is set. Indexing raises
-    UnreadableImage if an image cannot be read.
+    split "train" omits images without a usable box, unless keep_empty is set; `num_empty` counts
+    these images. Indexing raises UnreadableImage if an image cannot be read.
     """
 
     collate = staticmethod(collate)
@@ -102,7 +102,8 @@ class CocoDataset(Dataset):
             logger.warning(note)
         self.segmentations, self.misfits = table.segmentations, tuple(find_misfits(table))
         # rows[first[i]:last[i]] are the usable annotations of image i
-        rows = np.flatnonzero((table.reasons == 0) & ~table.crowd)
+        usable = (table.reasons == 0) & ~table.crowd
+        rows, self.num_empty = np.flatnonzero(usable), table.count_empty(usable)
         if split == "train" and not len(rows):
             reason = "; ".join([explain_none(table), *map(str, self.misfits)])
             raise DataError(f"{annotations} has no usable box to train with{reason}")
@@ -184,6 +185,7 @@ class CocoDataset(Dataset):
         training set has no usable box.
         """
         counts = self.last - self.first
+        num_empty = int((counts[indices] == 0).sum())
         if split == "train" and not keep_empty:
             indices = indices[counts[indices] > 0]
         ends = np.cumsum(counts[indices])
@@ -192,7 +194,7 @@ class CocoDataset(Dataset):
             raise DataError(f"{self.annotations}: no image of the {split} part has a usable box")
         rows = np.repeat(self.first[indices] - starts, counts[indices]) + np.arange(ends[-1:].sum())
         part = copy(self)
-        part.split, part.first, part.last = split, starts, ends
+        part.split, part.first, part.last, part.num_empty = split, starts, ends, num_empty
         for name in ("rows", "boxes", "labels"):
             setattr(part, name, getattr(self, name)[rows])
         for name in ("names", "image_ids", "sizes"):

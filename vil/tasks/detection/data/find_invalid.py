@@ -22,6 +22,7 @@ from vil.tasks.detection.data.datasets import missing_images
 from vil.tasks.detection.data.layouts import LAYOUTS, find_layout
 from vil.tasks.detection.data.misfits import Misfit, compare_sizes, find_misfits
 from vil.utils.errors import DataError
+from vil.utils.plural import plural
 
 SHOWN = 12  # number of faults listed per kind
 AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, float("inf"))}
@@ -56,7 +57,8 @@ class AnnotationCheck(NamedTuple):
         for fault in self.faults:
             kinds[kind_of(fault)].append(f"  {fault.about} {fault.image}: {fault.reason}")
         for kind, faults in kinds.items():
-            lines += [f"{len(faults)} {kind}", *faults[:SHOWN]]
+            noun, _, reason = kind.partition(": ")
+            lines += [f"{plural(len(faults), noun)}: {reason}", *faults[:SHOWN]]
             if len(faults) > SHOWN:
                 lines.append(f"  and {len(faults) - SHOWN} more" + (" (--list FILE)" * hint))
         hints = [misfit for misfit in self.misfits if misfit.hint]
@@ -78,7 +80,8 @@ class AnnotationCheck(NamedTuple):
             if misfit.is_common and not misfit.of_masks:
                 raise DataError(f"{path} cannot be used for training: {misfit}")
         if missing := sum(fault.reason == MISSING for fault in self.faults):
-            raise DataError(f"{path} cannot be used for training: {missing} images are missing")
+            images = plural(missing, "image is", "images are")
+            raise DataError(f"{path} cannot be used for training: {images} missing")
         unreadable = sum(fault.reason.startswith(UNREADABLE) for fault in self.faults)
         if unreadable > MAX_BAD_FRACTION * len(table.names):
             raise DataError(
@@ -89,11 +92,12 @@ class AnnotationCheck(NamedTuple):
 
 
 def kind_of(fault: Fault) -> str:
-    """Return the heading under which a fault is listed, such as "images: is not in the folder"."""
+    """Return the heading under which a fault is listed, with a noun for one of them, such as
+    "image: is not in the folder"."""
     if "px in the file" in fault.reason:
-        return "images: of another size than the file says"
-    dropped = "dropped annotations" if fault.reason in REASONS else "annotations"
-    group = "images" if fault.about == "image" else dropped
+        return "image: of another size than the file says"
+    dropped = "dropped annotation" if fault.reason in REASONS else "annotation"
+    group = "image" if fault.about == "image" else dropped
     return f"{group}: {fault.reason.split(' (')[0]}"
 
 
@@ -144,15 +148,14 @@ def summarize(table: Annotations, masks: bool) -> list[str]:
     """
     crowds = int((has_box(table) & table.crowd).sum())
     good = has_box(table) & ~table.crowd
-    empty = len(table.names) - len(np.unique(table.images[good]))
     areas = table.areas[good]
     sizes = {n: int(((low <= areas) & (areas < high)).sum()) for n, (low, high) in AREAS.items()}
     counts = np.bincount(table.labels[good], minlength=len(table.classes) + 1)[1:].tolist()
     names = [f"{name} ({count})" for name, count in zip(table.classes, counts)]
     with_mask = int((good & table.segmentations.usable).sum())
     rows = {
-        "images": f"{len(table.names)}, {empty} of them without a usable box",
-        "boxes": f"{good.sum()} usable, {crowds} crowds (left out of training)",
+        "images": f"{len(table.names)}, {table.count_empty(good)} of them without a usable box",
+        "boxes": f"{good.sum()} usable, {plural(crowds, 'crowd')} (left out of training)",
         "by area": ", ".join(f"{name} {count}" for name, count in sizes.items()),
         "masks": f"{with_mask} of the usable boxes have one" if masks else NO_MASKS,
         "categories": f"{len(names)}: {', '.join(names)}",

@@ -24,6 +24,7 @@ from vil.data.image import UnreadableImage, read_size
 from vil.tasks.detection.data.coco_json import AnnotationSource
 from vil.utils.console import printable
 from vil.utils.errors import DataError
+from vil.utils.plural import plural
 from vil.utils.safe_files import path_below, regular_file
 
 Roots = Sequence[str | Path]  # further folders to which symbolic links may point
@@ -179,7 +180,8 @@ def parse_names(content: dict, file: Path) -> list[str]:
     if given != str(len(names)):
         shown = printable(given) if isinstance(given, str) else "no number"
         raise DataError(
-            f"{file}: nc is {shown:.20}, but names has {len(names)} classes: correct nc or names"
+            f"{file}: nc is {shown:.20}, but names has "
+            f"{plural(len(names), 'class', 'classes')}: correct nc or names"
         )
     return names
 
@@ -220,14 +222,16 @@ def read_yolo(root: Path, location: tuple, roots: Roots) -> Files:
                 row = yolo_row(points, size)
                 converted.add_row(label, id=f"{label_path(name)}, line {number}", **row)
     if not num_labeled:
+        images = plural(len(names), "image")
         raise DataError(
-            f"none of the {len(names)} images of {paths[0]} has a file of labels, such as "
+            f"none of the {images} of {paths[0]} has a file of labels, such as "
             f"{root / label_path(names[0])}: add them"
         )
     if all(path.is_dir() for path in paths) and (unused := unused_labels(root, names)):
+        files = plural(len(unused), "file of labels has", "files of labels have")
         converted.notes.append(
-            f"{root}: {len(unused)} files of labels have no image, such as "
-            f"{printable(unused[0])}: add the images, or remove these files"
+            f"{root}: {files} no image, such as {printable(unused[0])}: add the images, or remove "
+            "these files"
         )
     return root, converted.to_source(paths[0])
 
@@ -244,8 +248,9 @@ def listed_images(root: Path, file: Path) -> list[str]:
     lines = [line.strip() for line in read_lines(file, MAX_LIST)]
     found = [(line, resolve(root, [file.parent, root], line)) for line in lines if line]
     if missing := [line for line, path in found if path is None]:
+        images = plural(len(missing), "image that is", "images that are")
         raise DataError(
-            f"{file} names {len(missing)} images that are not in {root}, such as "
+            f"{file} names {images} not in {root}, such as "
             f"{printable(missing[0])}: add them, or remove their lines"
         )
     return [os.path.relpath(path, root) for _, path in found]
@@ -469,8 +474,8 @@ class Converted:
         """Return the annotations. path: file or folder they are from, for messages."""
         if self.unreadable:
             self.notes.append(
-                f"{path}: the labels of {len(self.unreadable)} images are not used, because the "
-                "size of these images cannot be read, such as "
+                f"{path}: the labels of {plural(len(self.unreadable), 'image')} are not used, "
+                "because the size cannot be read, such as "
                 f"{printable(self.unreadable[0])}: repair or remove them"
             )
         names = ("images", "annotations", "categories")

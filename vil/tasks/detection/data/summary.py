@@ -1,9 +1,10 @@
-"""Summarize the boxes of a detection dataset, for `vil data check`."""
+"""Summarize the boxes of a detection dataset, for `vil data check` and dry runs."""
 
 import numpy as np
 
 from vil.data.target_summary import GROUPS, TargetSummary, select_examples
 from vil.tasks.detection.data.datasets import CocoDataset
+from vil.utils.plural import plural
 
 
 def summarize_boxes(dataset: CocoDataset) -> TargetSummary:
@@ -18,7 +19,7 @@ def summarize_boxes(dataset: CocoDataset) -> TargetSummary:
     listed = ", ".join(f"{name} {count}" for name, count in list(zip(names, boxes))[:GROUPS])
     more = ", ..." if len(names) > GROUPS else ""
     notes = [
-        f"{len(labels)} boxes, {int((per_image == 0).sum())} images without a box",
+        f"{plural(len(labels), 'box', 'boxes')}; {describe_empty(dataset)}",
         f"boxes per class: {listed}{more}",
     ]
     groups = [
@@ -26,3 +27,13 @@ def summarize_boxes(dataset: CocoDataset) -> TargetSummary:
         for label, name in enumerate(names[:GROUPS], 1)
     ]
     return TargetSummary(dict(zip(names, counts)), {}, notes, groups)
+
+
+def describe_empty(dataset: CocoDataset) -> str:
+    """Return a text with the number of images of a dataset, also of those that it omits, and how
+    many of them have no usable box."""
+    omitted = dataset.num_empty - int((dataset.last == dataset.first).sum())
+    box = "box" if dataset.segmentations is None else "box and mask"
+    end = ", which training leaves out (DETECTION.INPUT.KEEP_EMPTY)" if omitted else ""
+    images = plural(len(dataset) + omitted, "image")
+    return f"{images}, {dataset.num_empty} of them without a usable {box}{end}"
