@@ -30,7 +30,7 @@ from vil.engine.build import MEMORY_FORMATS, amp_dtype
 from vil.engine.distributed import DistInfo
 from vil.integrations.build import build_network
 from vil.pretrained.load_weights import Report, load_weights
-from vil.tasks.base import AttentionInput, Datasets, ImageMeta
+from vil.tasks.base import AttentionInput, Datasets, ImageMeta, trains_batch_norm
 from vil.tasks.image import LOSSES
 from vil.tasks.image.class_metrics import metric_names
 from vil.tasks.image.classes import Classes
@@ -68,7 +68,6 @@ class ConfiguredTask(ImageTask):
     target_keys: Mapping[str, str] = {}
     unused: Sequence[str] = ()
     has_mixup = False
-    has_batch_norm = False  # of the model that `build_model` returned
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device, **own: Any):
@@ -110,22 +109,8 @@ class ConfiguredTask(ImageTask):
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         model = self.build_network(load_pretrained=load_pretrained)
-        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self.has_batch_norm = any(p.requires_grad for norm in norms for p in norm.parameters())
+        self.has_batch_norm = trains_batch_norm(model)
         return model
-
-    def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
-        """Build this rank's training loader, see `Task.train_loader`. Raises ConfigError if the
-        model, built before, has batch norms that would see one image at a time."""
-        size = self.settings.batch_size
-        is_synchronized = self.device.type == "cuda"  # see `vil.engine.distributed.wrap`
-        if self.has_batch_norm and size == (1 if is_synchronized else dist.world):
-            raise ConfigError(
-                f"DATALOADER.BSZ {size} is one image per process, and batch norms need several "
-                f"images: set DATALOADER.BSZ to at least {2 * size}, or use a model without batch "
-                "norms"
-            )
-        return super().train_loader(dist, **options)
 
     @as_config_error
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:

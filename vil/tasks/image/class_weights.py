@@ -39,8 +39,12 @@ def balance_classes(targets: np.ndarray, num_classes: int) -> np.ndarray:
 
     A class without images has the weight 0. targets (N,): class of each image.
     """
-    counts = np.bincount(targets, minlength=num_classes)
-    return np.where(counts, len(targets) / (num_classes * np.maximum(counts, 1)), 0.0)
+    return balance_counts(np.bincount(targets, minlength=num_classes))
+
+
+def balance_counts(counts: np.ndarray) -> np.ndarray:
+    """Return the weights of `balance_classes` (K,) for numbers of images, or of pixels, (K,)."""
+    return np.where(counts, counts.sum() / (len(counts) * np.maximum(counts, 1)), 0.0)
 
 
 def balance_labels(targets: np.ndarray, num_labels: int) -> np.ndarray:
