@@ -1,6 +1,6 @@
-"""Arrange images with captions on one image, a contact sheet."""
+"""Arrange images with captions on one image, a contact sheet. Save drawings of ranked images."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -58,6 +58,48 @@ def draw_rows(rows: Iterable[tuple[str, list[Image.Image]]], columns: int, file:
             small.thumbnail((THUMBNAIL, THUMBNAIL))
             sheet.paste(small, (GAP + column * width, top + line + 2))
     sheet.save(file, "PNG")
+
+
+def stack_side_by_side(images: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
+    """Return an image that shows images of equal size side by side, with titles above them."""
+    font, step = load_font(14), images[0].width + GAP
+    top = sum(font.getmetrics()) + 4
+    canvas = Image.new("RGB", (len(images) * step - GAP, images[0].height + top), "white")
+    pen = ImageDraw.Draw(canvas)
+    for number, (image, title) in enumerate(zip(images, titles)):
+        canvas.paste(image, (number * step, top))
+        pen.text((number * step + 2, 2), title, fill="black", font=font)
+    return canvas
+
+
+def save_ranked(
+    order: Sequence[int],
+    count: int,
+    draw: Callable[[int], Image.Image],
+    sample_name: Callable[[int], str],
+    folder: Path,
+    name: str,
+) -> list[Path]:
+    """Draw the first `count` images of a ranking, and return the paths of the drawings.
+
+    The drawings are `<name>-<n>-<image>.png` in `folder`, where n = 1 for the first image. Drawings
+    of an earlier call are removed. Images that cannot be read are skipped. order: indices of the
+    images. draw: draws an image, or raises OSError if it cannot be read. sample_name: returns the
+    path of an image. name: name of the test set.
+    """
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob(f"{name}-*.png"):
+        old.unlink()
+    written = []
+    for number, index in enumerate(order[:count], start=1):
+        try:
+            drawing = draw(index)
+        except OSError:  # reported by the loader
+            continue
+        file = f"{name}-{number:0{len(str(count))}}-{Path(sample_name(index)).stem}.png"
+        written.append(folder / file)
+        drawing.save(written[-1])
+    return written
 
 
 def truncate(caption: str, font: ImageFont.FreeTypeFont, width: int) -> str:

@@ -67,7 +67,7 @@ def test_the_page_says_what_evaluation_says(task):
     assert page.count("data:image/jpeg;base64,") == 3
     assert "IoU 0.5 and score 0.5 or more" in page
     *_, matrix = page.partition("Confusion matrix")
-    row = re.search(r'<th scope="row"><bdi>1</bdi></th>.*?</tr>', matrix, re.DOTALL)
+    row = re.search(r'<th scope="row" title="1"><bdi>1</bdi></th>.*?</tr>', matrix, re.DOTALL)
     assert re.findall(r">(\d+)</td>", row[0]) == ["3", "0", "0", "3"]  # found, and missed
 
 

@@ -19,7 +19,8 @@ from vil.tasks.detection import coco_eval
 from vil.tasks.detection.data.coco_json import parse_boxes
 from vil.tasks.detection.data.datasets import CocoDataset
 from vil.tasks.detection.detections import Detections, crop_masks, from_target
-from vil.tasks.detection.visualize import draw, stack_side_by_side
+from vil.tasks.detection.visualize import draw
+from vil.utils.contact_sheet import save_ranked, stack_side_by_side
 
 MIN_SCORE = MIN_IOU = 0.5
 TITLES = ("truth", f"detections, score {MIN_SCORE:g} and more")
@@ -30,24 +31,14 @@ def draw_worst(
 ) -> list[Path]:
     """Draw the `count` images with the most errors, and return the paths of the drawings.
 
-    results: detections in COCO's results format. name: name of the test set. The drawings are
-    `<name>-<n>-<image>.png` in `folder`, where n = 1 for the most errors. Drawings of an earlier
-    call are removed. Images that cannot be read are skipped.
+    results: detections in COCO's results format. folder, name: see `save_ranked`.
     """
     ranking = rank_images(dataset, results)
-    folder.mkdir(exist_ok=True)
-    for old in folder.glob(f"{name}-*.png"):
-        old.unlink()
-    written = []
-    for number, index in enumerate(ranking.order[:count], start=1):
-        try:
-            drawing = draw_pair(dataset, index, ranking.rows)
-        except OSError:  # reported by the loader
-            continue
-        file = f"{name}-{number:0{len(str(count))}}-{Path(dataset.sample_name(index)).stem}.png"
-        written.append(folder / file)
-        drawing.save(written[-1])
-    return written
+
+    def draw_errors(index: int) -> Image.Image:
+        return draw_pair(dataset, index, ranking.rows)
+
+    return save_ranked(ranking.order, count, draw_errors, dataset.sample_name, folder, name)
 
 
 class Ranking(NamedTuple):
@@ -98,7 +89,7 @@ def draw_pair(dataset: CocoDataset, index: int, rows: dict[int, list[dict]]) -> 
         draw(image, from_target(target), dataset.classes, scores=False),
         draw(image, found, dataset.classes),
     )
-    return stack_side_by_side(*pair, TITLES)
+    return stack_side_by_side(pair, TITLES)
 
 
 def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:

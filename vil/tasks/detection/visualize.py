@@ -9,13 +9,12 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw
 
 from vil.tasks.detection.detections import Detections, Mask
-from vil.utils.image_text import Color, draw_text, enlarge, font_for, load_font
+from vil.utils.image_text import Color, draw_text, enlarge, font_for
 
 OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#d55e00", "#0072b2", "#cc79a7", "#f0e442")
 SHADES = ((1.0, 0), (0.6, 0), (0.5, 128))  # factor and offset: unchanged, darker, lighter
 TINT = 110  # of 255: opacity of masks
 LINE_WIDTHS = 350  # the longer side of an image is this many line widths of a box
-GAP = 8  # pixels between two images
 
 
 def class_color(label: int) -> Color:
@@ -74,17 +73,3 @@ def draw_box(
     pen.rectangle((left, top, right, bottom), outline=color, width=width)
     height = sum(font.getmetrics())
     draw_text(pen, left, top - height if top >= height else top, text, color, font)
-
-
-def stack_side_by_side(
-    left: Image.Image, right: Image.Image, titles: tuple[str, str]
-) -> Image.Image:
-    """Return an image that shows two images of equal size side by side, with titles above them."""
-    font = load_font(14)
-    top = sum(font.getmetrics()) + 4
-    canvas = Image.new("RGB", (2 * left.width + GAP, left.height + top), "white")
-    pen = ImageDraw.Draw(canvas)
-    for image, title, x in zip((left, right), titles, (0, left.width + GAP)):
-        canvas.paste(image, (x, top))
-        pen.text((x + 2, 2), title, fill="black", font=font)
-    return canvas
