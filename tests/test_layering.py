@@ -26,8 +26,8 @@ BELOW = {
     "optim": ["utils"],
     "engine": ["utils"],
     "report": ["utils"],
-    "tasks": ["config", "integrations", "export", "data", "optim", "engine", "report"],
-    "workflows": ["tasks", "streaming"],
+    "tasks": ["config", "integrations", "export", "streaming", "data", "optim", "engine", "report"],
+    "workflows": ["tasks"],
 }
 ONLY = {"cli": {"cli", "workflows", "config", "utils"}}
 PUBLIC = {"__init__", "__main__", "errors", "plugins"}  # modules of the package itself

@@ -9,15 +9,14 @@ import vil
 from tests.common.marks import cases
 from tests.common.small_runs import succeeds
 from tests.common.small_runs import vil as command
-from tests.common.small_tasks import SMALL_TASKS
+from tests.common.small_tasks import IMAGE_TASKS, SMALL_TASKS
 from vil.integrations.optimize import OptimizedModel
 from vil.pretrained.catalog import DIGITS
 
 WEIGHTS = str(DIGITS.url)
-TASKS = [task for task in SMALL_TASKS if task != "detection"]
 
 
-@pytest.fixture(scope="module", params=TASKS)
+@pytest.fixture(scope="module", params=IMAGE_TASKS)
 def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     settings = [*SMALL_TASKS[request.param], "OPTIM.EPOCHS=1"]

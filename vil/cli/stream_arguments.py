@@ -31,7 +31,10 @@ def stream_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="SIZE", help=f"--stream: limit on tensor memory ({MEMORY})")
     text = "--stream: folder for intermediate results, from which an interrupted command resumes"
     add("--scratch", metavar="DIR", help=text)
-    text = "--stream: save a stage's output, such as stages.2=map.npy, .zarr or .tif; repeatable"
+    text = (
+        "--stream: save a stage's output, such as stages.2=map.npy, .zarr or .tif, or the classes "
+        "of a segmentation model, such as classes=map.tif or .png; repeatable"
+    )
     add("--save", action="append", default=[], metavar="OUTPUT=FILE", help=text)
     add("--dry-run", action="store_true", help="--stream: only print memory and MACs needed")
     text = "--stream: first check on a crop that streaming does not change the model's output"

@@ -367,9 +367,14 @@ class MsViT(nn.Module):
             for block in stage.blocks:
                 block.attn.set_grid(grid, rule)
 
-    def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
-        """Return each stage's grid (rows, columns) of tokens for an image of (height, width)."""
-        return [(img_size[0] // stride, img_size[1] // stride) for stride in self.strides]
+    def grids(self, img_size: tuple[int, int], *, pad: bool = False) -> list[tuple[int, int]]:
+        """Return each stage's grid (rows, columns) of tokens for an image of (height, width).
+
+        pad: count the tokens that are partly in the padding of an image, as for the `valid` of
+        `forward_intermediates`.
+        """
+        (height, width), sign = img_size, -1 if pad else 1  # -1 rounds up
+        return [(sign * (sign * height // s), sign * (sign * width // s)) for s in self.strides]
 
     def macs(self, img_size: tuple[int, int]) -> list[int]:
         """Count the multiply-accumulates of each stage, and then of the head, for one image.

@@ -46,11 +46,11 @@ def find_network(model: nn.Module) -> MsViT:
     )
 
 
-def check_outputs(model: MsViT, outputs: Sequence[str]) -> tuple[str, ...]:
-    """Return the output names as a tuple without duplicates. Raises ConfigError for an unknown name
-    or an empty sequence."""
+def check_outputs(model: MsViT, outputs: Sequence[str], own: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the output names as a tuple without duplicates, and without those in `own`, which the
+    caller computes. Raises ConfigError for an unknown name or an empty sequence."""
     outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    known = ("logits", "pooled", *(f"{STAGE}{i}" for i in range(len(model.stages))))
+    known = (*own, "logits", "pooled", *(f"{STAGE}{i}" for i in range(len(model.stages))))
     if not outputs:
         raise ConfigError(f"`outputs` is empty: name at least one of {', '.join(known)}")
     try:
@@ -58,7 +58,7 @@ def check_outputs(model: MsViT, outputs: Sequence[str]) -> tuple[str, ...]:
             lookup(dict.fromkeys(known), name, "output")
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return tuple(dict.fromkeys(outputs))
+    return tuple(name for name in dict.fromkeys(outputs) if name not in own)
 
 
 def needs_head(outputs: Sequence[str]) -> bool:
@@ -78,13 +78,15 @@ def count_stages(model: MsViT, outputs: Sequence[str]) -> int:
     return 1 + max(stage_of(name) for name in outputs)
 
 
-def check_model(model: MsViT, outputs: Sequence[str], size: tuple[int, int]) -> None:
+def check_model(
+    model: MsViT, outputs: Sequence[str], size: tuple[int, int], *, pad: bool = False
+) -> None:
     """Raise ConfigError, with module and reason, if the model cannot stream an image of `size`.
 
     outputs: names of the outputs. Only the stages that must run to compute them are checked. size:
-    (H, W) in pixels.
+    (H, W) in pixels. pad: see `vil.streaming.prepare`.
     """
-    grids = model.grids(size)
+    grids = model.grids(size, pad=pad)
     for i, stage in enumerate(model.stages[: count_stages(model, outputs)]):
         name, grid = f"stages.{i}", grids[i]
         if min(grid) < 1:
@@ -92,20 +94,22 @@ def check_model(model: MsViT, outputs: Sequence[str], size: tuple[int, int]) -> 
                 f"{name} has no tokens: the image of {size[0]} x {size[1]} pixels is smaller than "
                 f"one token of this stage, {model.strides[i]} x {model.strides[i]} pixels"
             )
-        _check_stage(stage, name, grid)
+        _check_stage(stage, name, grid, padded_grid(model, i, grid) if pad else grid)
     _check_training(model)
     if needs_head(outputs):
         _check_head(model, outputs)
 
 
-def _check_stage(stage: Stage, name: str, grid: tuple[int, int]) -> None:
+def _check_stage(stage: Stage, name: str, grid: tuple[int, int], padded: tuple[int, int]) -> None:
+    """Raise ConfigError if a stage cannot be streamed. name: its module name. grid: (X, Y). padded:
+    the same with the tokens that are entirely in the padding."""
     if stage.reversible:
         raise ConfigError(
             f"{name} cannot be streamed: its blocks are reversible, so they have two token tensors"
         )
     position = stage.embed.position
     if position is not None and position.resize == "crop":
-        for line, length in zip(position.param_grid, grid):
+        for line, length in zip(position.param_grid, padded):
             if length > line:
                 raise ConfigError(
                     f"{name}.embed.position has {line} embeddings, too few to be cropped to "
@@ -116,6 +120,14 @@ def _check_stage(stage: Stage, name: str, grid: tuple[int, int]) -> None:
         attn, where = block.attn, f"{name}.blocks.{index}.attn"
         if type(attn) not in (*LOCAL, FullAttention):
             raise ConfigError(f"{where} cannot be streamed: {reason_against(attn)}")
+        if isinstance(attn, LongformerAttention) and grid != padded:
+            window = attn.window(grid)
+            if window.cyclic and window.chunks != attn.window(padded).chunks:
+                raise ConfigError(
+                    f"{where} cannot be streamed: its window wraps around at the border of the "
+                    f"padded image; set MODEL.VIT.MSVIT.SW_EXACT to 0, or use an image whose sides "
+                    "are multiples of the coarsest stride"
+                )
         if isinstance(attn, FullAttention):
             work += 2 * (grid[0] * grid[1] + attn.num_global) ** 2 * attn.dim
     if work > MAX_FULL_MACS:
@@ -125,6 +137,13 @@ def _check_stage(stage: Stage, name: str, grid: tuple[int, int]) -> None:
             "or make the attention of this stage local, with s1 instead of s0 in "
             "MODEL.VIT.MSVIT.ARCH"
         )
+
+
+def padded_grid(model: MsViT, index: int, grid: tuple[int, int]) -> tuple[int, int]:
+    """Return the grid of stage `index` for an image that is padded to a multiple of the coarsest
+    stride. grid: the grid without the tokens that are entirely in the padding."""
+    step = model.strides[-1] // model.strides[index]
+    return (-(-grid[0] // step) * step, -(-grid[1] // step) * step)
 
 
 def reason_against(attn: nn.Module) -> str:

@@ -56,7 +56,8 @@ class Dtypes(NamedTuple):
 @dataclass
 class StageCosts:
     """The memory costs of one stage on a grid (X, Y). row_bytes: bytes of one row of the stage's
-    input map. counted: cache of peak bytes, which are measured once for strips of equal size."""
+    input map, with padding. counted: cache of peak bytes, which are measured once for strips of
+    equal size."""
 
     stage: Stage
     grid: tuple[int, int]

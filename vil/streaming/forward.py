@@ -130,6 +130,8 @@ class PreparedStream:
         names: tuple[str, ...],
         into: Mapping[str, Any] | None,
         transform: Transform | None,
+        *,
+        pad: bool = False,
     ) -> None:
         parameter = next(model.parameters())
         self.model, self.names, self.size = model, names, pixels.size
@@ -142,8 +144,9 @@ class PreparedStream:
                 dtype=parameter.dtype,
                 copies=self.image.copies,
                 given=tuple(into or ()),
+                pad=pad,
             )
-        self.shapes = map_shapes(model, names, pixels.size)
+        self.shapes = map_shapes(model, names, pixels.size, pad=pad)
         self.into = check_into(into, names, self.shapes)
 
     @torch.no_grad()
@@ -197,10 +200,16 @@ def prepare(
     into: Mapping[str, Any] | None = None,
     layout: str = "CHW",
     transform: Transform | None = None,
+    pad: bool = False,
 ) -> PreparedStream:
-    """Check the model, image and outputs of a streamed forward pass, and open the image. `stream`
-    describes the arguments and errors."""
+    """Check the model, image and outputs of a streamed forward pass, and open the image.
+
+    pad: pad patches at the bottom and right with zeros, instead of dropping the pixels that do not
+    fill a patch. The maps are those of `forward_intermediates` for an image that is padded to a
+    multiple of the coarsest stride, with its size as `valid`, but without the tokens that are
+    entirely in the padding. `stream` describes the other arguments and the errors.
+    """
     network = find_network(model)
     names = check_outputs(network, outputs)
     pixels = open_pixels(image, layout, network.in_chans)
-    return PreparedStream(network, pixels, names, into, transform)
+    return PreparedStream(network, pixels, names, into, transform, pad=pad)

@@ -1,19 +1,20 @@
-"""Write maps to .npy, .zarr or tiled BigTIFF files.
+"""Write maps to .npy, .zarr or tiled BigTIFF files, and maps of classes also to .png files.
 
 A map is first written row by row to a memory-mapped .npy file. When it is complete, it is converted
 to the requested format.
 
-Shapes: d channels, X Y rows and columns of a map.
+Shapes: d channels, X Y rows and columns of a map. A map of classes is (X, Y), of an integer dtype.
 """
 
 import io
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from vil.streaming.plan import format_bytes
 from vil.utils.errors import ConfigError, SaveError, os_error_as
@@ -23,6 +24,8 @@ from vil.utils.output_paths import replacing
 TIFF = (".tif", ".tiff")
 ZARR_FILES = ("zarr.json", ".zarray")  # of an array's folder, by versions of the format
 ENDINGS = (".npy", ".zarr", *TIFF)
+CLASS_ENDINGS = (".png", *ENDINGS)
+PALETTE_SIZE = 256  # colors at most
 TILE = 256  # side of a tile of a TIFF file and of a zarr chunk, in cells
 
 
@@ -67,13 +70,14 @@ def allocate(file: Path, size: int, start: bytes = b"") -> None:
             opened.truncate(size)
 
 
-def check_map_file(path: Path) -> None:
-    """Check that a map can be saved to a path. Raises ConfigError for an unknown extension, and for
-    a .zarr path that cannot be written. Raises DataError if a required package is missing."""
-    if path.suffix.lower() == ".npy":
+def check_map_file(path: Path, endings: Sequence[str] = ENDINGS) -> None:
+    """Check that a map can be saved to a path. endings: the allowed extensions. Raises ConfigError
+    for another extension, and for a .zarr path that cannot be written. Raises DataError if a
+    required package is missing."""
+    if path.suffix.lower() not in endings:
+        raise ConfigError(f"--save {path}: expected a name that ends in {', '.join(endings)}")
+    if path.suffix.lower() in (".npy", ".png"):
         return
-    if path.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"--save {path}: expected a name that ends in {', '.join(ENDINGS)}")
     if path.suffix.lower() == ".zarr":
         _check_zarr(path)
     module = "zarr" if path.suffix.lower() == ".zarr" else "tifffile"
@@ -94,11 +98,13 @@ def _check_zarr(path: Path) -> None:
         )
 
 
-def convert_map(source: Path, target: Path) -> None:
-    """Write the map (d, X, Y) in a complete .npy file to `target`, in the format of its extension.
+def convert_map(source: Path, target: Path, palette: np.ndarray | None = None) -> None:
+    """Write the map in a complete .npy file to `target`, in the format of its extension.
 
-    A .tif file stores the map as (X, Y, d). The target is replaced only when the new file is
-    complete. Raises ConversionError if the target cannot be written.
+    A .tif file stores a map (d, X, Y) as (X, Y, d), and compresses a map of classes (X, Y).
+    palette (K, 3): colors of K classes, for .tif and .png files of a map of uint8. The target is
+    replaced only when the new file is complete. Raises ConversionError if the target cannot be
+    written.
     """
     suffix = target.suffix.lower()
     try:
@@ -108,8 +114,10 @@ def convert_map(source: Path, target: Path) -> None:
         with replacing(target, "--save") as aside:
             if suffix == ".npy":
                 shutil.copyfile(source, aside)
+            elif suffix == ".png":
+                _write_png(np.load(source, mmap_mode="r"), aside, palette)
             else:
-                _write_tiff(np.load(source, mmap_mode="r"), aside)
+                _write_tiff(np.load(source, mmap_mode="r"), aside, palette)
     except (OSError, ConfigError) as error:
         raise ConversionError(
             f"{target} cannot be written ({error}). The complete map is in {source}"
@@ -120,12 +128,13 @@ def _write_zarr(array: np.ndarray, target: Path) -> None:
     import zarr
 
     aside = target.with_name(f".{target.name}.new")
-    chunks = (array.shape[0], min(TILE, array.shape[1]), min(TILE, array.shape[2]))
+    rows, cols = array.shape[-2:]
+    chunks = (*array.shape[:-2], min(TILE, rows), min(TILE, cols))
     options = dict(shape=array.shape, chunks=chunks, dtype=array.dtype)
     try:
         store = zarr.open(str(aside), mode="w", **options)
-        for first in range(0, array.shape[1], TILE):
-            store[:, first : first + TILE] = array[:, first : first + TILE]
+        for first in range(0, rows, TILE):
+            store[..., first : first + TILE, :] = array[..., first : first + TILE, :]
         if target.exists():
             shutil.rmtree(target)
         os.replace(aside, target)
@@ -133,27 +142,42 @@ def _write_zarr(array: np.ndarray, target: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_tiff(array: np.ndarray, target: Path) -> None:
+def _write_tiff(array: np.ndarray, target: Path, palette: np.ndarray | None) -> None:
     import tifffile
 
+    options = dict(photometric="minisblack", planarconfig="contig")
+    if array.ndim == 2:
+        options = dict(photometric="minisblack", compression="zlib")
+        if array.dtype == np.uint8 and palette is not None:
+            colors = np.zeros((3, PALETTE_SIZE), np.uint16)
+            colors[:, : len(palette)] = palette.T.astype(np.uint16) * 257  # from 8 to 16 bits
+            options |= dict(photometric="palette", colormap=colors)
     tifffile.imwrite(
         target,
         _tiles(array),
-        shape=(*array.shape[1:], array.shape[0]),
+        shape=(*array.shape[-2:], *array.shape[:-2]),
         dtype=array.dtype,
         tile=(TILE, TILE),
-        photometric="minisblack",
-        planarconfig="contig",
         bigtiff=True,
+        **options,
     )
 
 
+def _write_png(array: np.ndarray, target: Path, palette: np.ndarray | None) -> None:
+    """Write a map of classes: indices of a palette if its dtype is uint8, else 16-bit gray."""
+    image = Image.fromarray(array)
+    if array.dtype == np.uint8 and palette is not None:
+        image.putpalette(palette.tobytes())
+    image.save(target)
+
+
 def _tiles(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the tiles (TILE, TILE, d) of a map (d, X, Y), row by row, padded with zeros."""
-    channels, rows, cols = array.shape
+    """Yield the tiles (TILE, TILE, d) of a map (d, X, Y), or (TILE, TILE) of a map (X, Y), row by
+    row, padded with zeros."""
+    *channels, rows, cols = array.shape
     for row in range(0, rows, TILE):
         for col in range(0, cols, TILE):
-            part = array[:, row : row + TILE, col : col + TILE]
-            tile = np.zeros((TILE, TILE, channels), array.dtype)
-            tile[: part.shape[1], : part.shape[2]] = part.transpose(1, 2, 0)
+            part = np.moveaxis(array[..., row : row + TILE, col : col + TILE], (-2, -1), (0, 1))
+            tile = np.zeros((TILE, TILE, *channels), array.dtype)
+            tile[: part.shape[0], : part.shape[1]] = part
             yield tile

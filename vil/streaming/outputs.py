@@ -47,11 +47,11 @@ class StreamResult:
 
 
 def map_shapes(
-    model: MsViT, outputs: tuple[str, ...], size: tuple[int, int]
+    model: MsViT, outputs: tuple[str, ...], size: tuple[int, int], *, pad: bool = False
 ) -> dict[str, tuple[int, int, int]]:
     """Return {name: shape (channels, X, Y)} for those outputs that are maps. size: (H, W) of the
-    image in pixels."""
-    grids, shapes = model.grids(size), {}
+    image in pixels. pad: see `vil.streaming.prepare`."""
+    grids, shapes = model.grids(size, pad=pad), {}
     for name in outputs:
         index = stage_of(name)
         if index is not None or not model.global_pool:

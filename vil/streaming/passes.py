@@ -13,6 +13,7 @@ from torch import Tensor
 from vil.layers.attention.full import FullAttention
 from vil.layers.block import Block
 from vil.models.vision_longformer import MsViT
+from vil.streaming.checks import padded_grid
 from vil.streaming.costs import Dtypes, embed_height, strip_macs
 from vil.streaming.full_rows import FullRows
 from vil.streaming.global_rows import GlobalRows
@@ -79,7 +80,10 @@ class Passes:
         """
         stage, shape, plan = self.model.stages[index], self.shapes[index], self.plan.stages[index]
         height = embed_height(stage)
-        rows = EmbedRows(stage.embed, source, plan.grid, self.dtypes[index].embedded, height)
+        padded = padded_grid(self.model, index, plan.grid) if self.plan.pad else plan.grid
+        rows = EmbedRows(
+            stage.embed, source, plan.grid, self.dtypes[index].embedded, height, padded=padded
+        )
         x_global, first = rows.global_tokens(), 0
         self.work.watch(rows, self._embed_work(index))
         if shape.stored:

@@ -75,7 +75,7 @@ class StreamPlan:
 
     size: (H, W) in pixels. memory: limit in bytes. peak_bytes: peak bytes of tensors, excluding the
     weights, the image and the caller's arrays. output_bytes: bytes of the outputs for which the
-    caller gave no arrays.
+    caller gave no arrays. pad: whether incomplete patches are padded, see `vil.streaming.prepare`.
     """
 
     size: tuple[int, int]
@@ -84,6 +84,7 @@ class StreamPlan:
     peak_bytes: int
     output_bytes: int
     stages: tuple[StagePlan, ...]
+    pad: bool = False
 
     @property
     def scratch_bytes(self) -> int:

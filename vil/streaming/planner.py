@@ -77,7 +77,8 @@ class Planner:
 
     size: (H, W) in pixels. dtype: dtype of the model's input. copies: number of copies of a strip's
     pixels in memory while it is read. given: outputs that are written to arrays of the caller,
-    whose memory is not counted. Raises ConfigError if the model cannot be streamed.
+    whose memory is not counted. pad: see `vil.streaming.prepare`. Raises ConfigError if the model
+    cannot be streamed.
     """
 
     def __init__(
@@ -89,20 +90,23 @@ class Planner:
         dtype: torch.dtype,
         copies: int = 1,
         given: Sequence[str] = (),
+        pad: bool = False,
     ) -> None:
-        check_model(model, outputs, size)
+        check_model(model, outputs, size, pad=pad)
+        self.pad = pad
         self.model, self.size, self.outputs = model, size, outputs
         count = count_stages(model, outputs)
         stages: list[Stage] = list(model.stages[:count])
         self.device = stages[0].embed.proj.weight.device
         self.dtypes = probe_dtypes(stages, model.in_chans, dtype)
-        self.grids = model.grids(size)[:count]
+        self.grids = model.grids(size, pad=pad)[:count]
         self.shapes = [shape_of(model, i, outputs) for i in range(count)]
-        self.stages, row = [], size[1] * model.in_chans * dtype.itemsize
-        self.copies = copies
+        self.stages, cols, cell = [], size[1], model.in_chans * dtype.itemsize
+        self.copies = copies + pad  # padding copies the rows
         for stage, grid, dtypes in zip(stages, self.grids, self.dtypes):
+            row = max(cols, grid[1] * stage.embed.patch) * cell  # with padding
             self.stages.append(StageCosts(stage, grid, dtypes, self.device, row))
-            row = self.stages[-1].token_rows(1)
+            cols, cell = grid[1], self.stages[-1].token_rows(1) // grid[1]
         self.output_bytes = sum(self._output_bytes(n) for n in outputs if n not in given)
 
     def dtype_of(self, output: str) -> torch.dtype:
@@ -113,7 +117,7 @@ class Planner:
     def _output_bytes(self, name: str) -> int:
         """Return the size of an output in bytes."""
         vector = (output_width(self.model, name),)
-        shape = map_shapes(self.model, (name,), self.size).get(name, vector)
+        shape = map_shapes(self.model, (name,), self.size, pad=self.pad).get(name, vector)
         return math.prod(shape) * self.dtype_of(name).itemsize
 
     def store_bytes(self, index: int) -> int:
@@ -132,7 +136,7 @@ class Planner:
         source, copies, result = Cost(), self.copies, []
         alive = self.output_bytes + SLACK
         for i, (costs, shape) in enumerate(zip(self.stages, self.shapes)):
-            read, copies = costs.embed(source, copies), 1
+            read, copies = costs.embed(source, copies), 1 + self.pad
             own = 0 if on_disk[i] else shape.copies * self.store_bytes(i)
             num_blocks = len(costs.blocks)
             if not shape.stored:
@@ -302,7 +306,7 @@ class Planner:
                 )
             )
         names = (self.size, self.outputs, memory, max(peaks), self.output_bytes)
-        return StreamPlan(*names, tuple(stages))
+        return StreamPlan(*names, tuple(stages), self.pad)
 
     def _ends_full(self, index: int) -> bool:
         return isinstance(self.stages[index].blocks[-1].attn, FullAttention)

@@ -9,6 +9,7 @@ Shapes: X Y grid of a source, C channels, G global tokens, n rows of a read.
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vil.layers.patch_embed import PatchEmbed
@@ -124,8 +125,10 @@ class RowBuffer:
 class EmbedRows(StripRows):
     """A `RowSource` that computes the local tokens after a stage's patch embedding.
 
-    source: the image or map to embed. Its last rows are not read if they do not fill a patch.
-    grid: (X, Y) of the local tokens.
+    source: the image or map to embed. Its last rows are not read if they are not part of a patch.
+    grid: (X, Y) of the local tokens. Where it needs more rows or columns than the source has, they
+    are 0. padded: the grid for which positions are interpolated; its first rows and columns are
+    `grid`.
     """
 
     def __init__(
@@ -135,16 +138,22 @@ class EmbedRows(StripRows):
         grid: tuple[int, int],
         dtype: torch.dtype,
         height: int,
+        *,
+        padded: tuple[int, int],
     ) -> None:
         channels = embed.proj.out_channels
         super().__init__(*grid, channels, dtype, source.device, height=height)
         self.embed, self.source = embed, source
-        self.lines = None if embed.position is None else position_lines(embed.position, grid)
+        self.lines = None if embed.position is None else position_lines(embed.position, padded)
 
     def compute(self, strip: int) -> Tensor:
         first = strip * self.height
         stop, patch = min(first + self.height, self.rows), self.embed.patch
-        x = self.embed.proj(self.source.read_map(first * patch, stop * patch))
+        x = self.source.read_map(first * patch, min(stop * patch, self.source.rows))
+        missing = ((stop - first) * patch - x.shape[2], self.cols * patch - x.shape[3])
+        if max(missing) > 0:
+            x = F.pad(x, (0, max(0, missing[1]), 0, max(0, missing[0])))
+        x = self.embed.proj(x)
         tokens = self.embed.norm_embed(x[0].permute(1, 2, 0))  # (n, Y, C)
         del x
         if self.lines is not None:
@@ -152,7 +161,7 @@ class EmbedRows(StripRows):
             half = self.channels // 2
             position = torch.empty_like(tokens, dtype=down.dtype)
             position[..., :half] = down[first:stop, None]
-            position[..., half:] = across
+            position[..., half:] = across[: self.cols]
             tokens = tokens + position
         return tokens
 

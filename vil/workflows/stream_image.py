@@ -4,7 +4,7 @@ The image is normalized but not resized. With a scratch folder, the next call wi
 arguments resumes an interrupted call, and its result is bit-identical to that of an uninterrupted
 call.
 
-Shapes: H W image size, c channels, K outputs of the model.
+Shapes: H W image size, c channels.
 """
 
 import fcntl
@@ -22,23 +22,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from vil.engine.evaluation import autocast
-from vil.models.vision_longformer import MsViT
-from vil.streaming import StreamPlan, prepare
-from vil.streaming.checks import check_outputs, find_network
+from vil.streaming import prepare
+from vil.streaming.checks import check_outputs
 from vil.streaming.forward import PreparedStream
 from vil.streaming.images import open_pixels
 from vil.streaming.journal import FileJournal
-from vil.streaming.map_files import ConversionError, check_map_file, convert_map, create_map
+from vil.streaming.map_files import (
+    CLASS_ENDINGS,
+    ENDINGS,
+    ConversionError,
+    check_map_file,
+    convert_map,
+    create_map,
+)
 from vil.streaming.plan import parse_bytes
 from vil.streaming.scaling import ScaleAndNormalize
 from vil.streaming.store import check_scratch
 from vil.tasks.base import ImageMeta
-from vil.tasks.image.task import ImageTask
+from vil.tasks.streamed_model import StreamedModel
 from vil.utils.errors import ConfigError, SaveError, as_config_error, os_error_as
-from vil.workflows.inference import InferenceModel, is_finite
+from vil.workflows.inference import InferenceModel
 from vil.workflows.predict import NOT_FINITE
 
 CHECK_SIDE = 512  # pixels of the crop that `check_crop` compares, at least
@@ -52,7 +57,7 @@ class StreamSettings:
 
     memory: limit on the memory of tensors, in bytes or as text, such as "1GiB".
     scratch: folder for intermediate files. Without it, an interrupted call cannot be resumed.
-    save: feature maps to save, as {name of the output, such as "stages.2": file}.
+    save: maps to save, as {name of the output, such as "stages.2": file}.
     """
 
     memory: int | str = "1GiB"
@@ -76,25 +81,34 @@ class ImageStream:
                 "an array cannot be streamed with a scratch folder: give the path of an image "
                 "file, or set no scratch folder"
             )
-        if not isinstance(source.task, ImageTask):
+        if not source.task.supports("stream_model"):
             raise ConfigError(
                 f"TASK {source.cfg.TASK} cannot be streamed: call vil.stream on the backbone to "
                 "compute its feature maps"
             )
         limit = parse_bytes(settings.memory)
-        for path in settings.save.values():
-            check_map_file(path)
+        self.streamed: StreamedModel = source.task.stream_model(source.model)
+        own = self.streamed.own_maps
         with self.autocast():
             self.prepared = self._prepare()
-            maps = self.prepared.shapes
-            for name in settings.save:
-                if name not in maps:
+            for name, path in settings.save.items():
+                if name not in self.prepared.shapes and name not in own:
                     raise ConfigError(
                         f"--save {name}: expected a feature map, but this output is a vector"
+                    )
+                check_map_file(path, CLASS_ENDINGS if name in own else ENDINGS)
+                is_png = path.suffix.lower() == ".png"  # is encoded in memory
+                if is_png and math.prod(self.size) * own[name].itemsize > limit:
+                    raise ConfigError(
+                        f"--save {name}={path}: a .png file of {self.size[0]} x {self.size[1]} "
+                        f"pixels does not fit into --memory {settings.memory}: save a .tif file"
                     )
             self.prepared.planner.output_bytes = 0  # they are memory-mapped files
             resumable = settings.scratch is not None
             self.plan = self.prepared.planner.choose(limit, on_disk=resumable)
+            self.description = str(self.plan)
+            if after := self.streamed.plan(self.size, limit):
+                self.description += f"\n{after}"
         if self.plan.scratch_bytes and settings.scratch is None:
             raise ConfigError(
                 f"--memory {settings.memory} is too little to keep {self.plan.scratch_bytes} bytes "
@@ -102,41 +116,48 @@ class ImageStream:
             )
 
     def _prepare(self) -> PreparedStream:
-        cfg, network = self.source.cfg, find_network(self.source.model)
-        names = check_outputs(network, ("logits", *self.settings.save))
+        cfg, network = self.source.cfg, self.streamed.network
+        names = (*self.streamed.outputs, *self.settings.save)
+        names = check_outputs(network, names, tuple(self.streamed.own_maps))
         pixels = open_pixels(self.image, "HWC", network.in_chans, cfg.INPUT.BACKGROUND)
         transform = ScaleAndNormalize(pixels, cfg.INPUT.MEAN, cfg.INPUT.STD, cfg.DATA.VALUE_RANGE)
-        return PreparedStream(network, pixels, names, None, transform)
+        return PreparedStream(network, pixels, names, None, transform, pad=self.streamed.pad)
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context manager of the task."""
         return autocast(self.source.task.device, self.source.task.amp_dtype)
 
     def predict(self, report: Report = lambda share, seconds: None) -> Any:
-        """Stream the image and save the requested feature maps. Returns the task's prediction for
-        the image, which has an `error` if the model's output is not finite. report: function that
-        is called with (fraction of the work that is done, estimated remaining seconds)."""
+        """Stream the image and save the requested maps. Returns the task's prediction for the
+        image, which has an `error` if the model's output is not finite. report: function that is
+        called with (fraction of the work that is done, estimated remaining seconds)."""
         name = str(self.image) if isinstance(self.image, str | Path) else "array"
-        meta = ImageMeta(name, self.prepared.size)
+        meta = ImageMeta(name, self.size)
         task, save = self.source.task, self.settings.save
         with self._folder() as (folder, is_kept):
             journal = self._journal(folder) if is_kept else None
-            files = {output: folder / f"{output}.npy" for output in save}
-            self.prepared.into = {
-                output: create_map(file, self.prepared.shapes[output], self._dtype_of(output))
-                for output, file in files.items()
-            }
-            streamed = StreamedModel(self.prepared, self.plan, folder, journal, Clock(report))
-            with os_error_as(SaveError, f"{folder}"):
-                output = task.run(streamed, [torch.zeros(1)])
-            for array in self.prepared.into.values():
+            files = {output: folder / f"{output}.npy" for output in self._maps}
+            arrays = {o: create_map(file, *self._maps[o]) for o, file in files.items()}
+            self.prepared.into = {o: arrays[o] for o in self.prepared.shapes}
+            clock, first = Clock(report), self.streamed.network_share
+            with os_error_as(SaveError, f"{folder}"), self.autocast():
+                result = self.prepared.execute(
+                    self.plan,
+                    folder=folder,
+                    journal=journal,
+                    progress=lambda share: clock(first * share),
+                )
+                prediction = self.streamed.predict(
+                    result, meta, arrays, lambda share: clock(first + (1 - first) * share)
+                )
+            for array in arrays.values():
                 array.flush()
             self.prepared.into = {}
-            for output_name, file in files.items():
-                convert_map(file, save[output_name])
-        if not is_finite(output):
-            return task.failed(name, NOT_FINITE)
-        return task.postprocess(output, [meta])[0]
+            del result, arrays
+            for output, file in save.items():
+                if prediction is not None or output in self.prepared.shapes:
+                    convert_map(files[output], file, self.streamed.palette)
+        return task.failed(name, NOT_FINITE) if prediction is None else prediction
 
     def _journal(self, folder: Path) -> FileJournal:
         return FileJournal(folder / "journal.pt", self.fingerprint)
@@ -153,8 +174,20 @@ class ImageStream:
         """Name of the subfolder in the scratch folder for the intermediate files of this image."""
         return f"vil-stream-{self.fingerprint[:16]}"
 
-    def _dtype_of(self, output: str) -> np.dtype:
-        return np.dtype(FLOATS.get(self.prepared.planner.dtype_of(output), np.float32))
+    @property
+    def size(self) -> tuple[int, int]:
+        """(H, W) of the image."""
+        return self.prepared.size
+
+    @property
+    def _maps(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """{name: (shape, dtype)} of all maps: those of the network, and those to save that the task
+        computes from them."""
+        planner, own = self.prepared.planner, self.streamed.own_maps
+        return {
+            name: (shape, np.dtype(FLOATS.get(planner.dtype_of(name), np.float32)))
+            for name, shape in self.prepared.shapes.items()
+        } | {name: (self.size, own[name]) for name in self.settings.save if name in own}
 
     def check_crop(self) -> float:
         """Compare streaming with a normal forward pass, on a crop from the center of the image.
@@ -162,16 +195,17 @@ class ImageStream:
         The crop is streamed in horizontal strips of the smallest possible height. Returns the
         largest difference of the logits, relative to the largest absolute logit.
         """
-        model: MsViT = self.prepared.model
-        height, width = self.prepared.size
-        side = max(CHECK_SIDE, 2 * model.strides[-1])
+        model, network = self.source.model, self.streamed.network
+        height, width = self.size
+        side = max(CHECK_SIDE, 2 * network.strides[-1])
         top, left = max(0, (height - side) // 2), max(0, (width - side) // 2)
         rows = self.prepared.image.read_map(top, min(top + side, height))
-        crop = rows[..., left : left + side]
+        crop = rows[..., left : min(left + side, width)]
         with torch.no_grad(), self.autocast():
             whole = model(crop)[0].double()
-            run = prepare(model, crop[0])
-            strips = run.execute(run.planner.with_strips(1)).logits.double()
+            run = prepare(network, crop[0], outputs=self.streamed.outputs, pad=self.streamed.pad)
+            result = run.execute(run.planner.with_strips(1))
+            strips = self.streamed.logits(result, tuple(crop.shape[-2:])).double()
         return ((whole - strips).abs().max() / whole.abs().max()).item()
 
     @cached_property
@@ -221,8 +255,7 @@ class ImageStream:
             shutil.rmtree(path, ignore_errors=True)
             return
         size = self.plan.scratch_bytes + sum(
-            math.prod(self.prepared.shapes[output]) * self._dtype_of(output).itemsize
-            for output in self.settings.save
+            math.prod(shape) * dtype.itemsize for shape, dtype in self._maps.values()
         )
         path = check_scratch(scratch, size, self._name) / self._name
         with os_error_as(ConfigError, f"--scratch {scratch}"):
@@ -238,27 +271,6 @@ class ImageStream:
                 ) from None
             yield path, True
             shutil.rmtree(path, ignore_errors=True)
-
-
-class StreamedModel(nn.Module):
-    """Replacement for the model in `Task.run`. The forward pass streams the image in parts, and
-    returns its logits (1, K)."""
-
-    def __init__(
-        self,
-        prepared: PreparedStream,
-        plan: StreamPlan,
-        folder: Path,
-        journal: FileJournal | None,
-        clock: "Clock",
-    ) -> None:
-        super().__init__()
-        self.options = dict(folder=folder, journal=journal, progress=clock)
-        self.prepared, self.plan = prepared, plan
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Stream the image, and return its logits (1, K). `images` is ignored."""
-        return self.prepared.execute(self.plan, **self.options).logits[None]
 
 
 class Clock:

@@ -38,6 +38,7 @@ from vil.tasks.base import ImageMeta, Task, TaskReport, make_metric
 from vil.tasks.cost import model_cost
 from vil.tasks.image.predictions import Prediction
 from vil.tasks.image.target import BatchColumns, Outputs, Target, TestSet, merge
+from vil.tasks.streamed_model import StreamedModel
 from vil.utils.errors import DataError, as_config_error
 from vil.utils.image_text import draw_text, enlarge, font_for
 from vil.utils.memory import copy_to_device
@@ -253,6 +254,9 @@ class ImageTask(Task):
     def label(self, index: int) -> str:
         """Return the name of a class, or its index as text if the model has no class names."""
         return self.class_names[index] if self.class_names else str(index)
+
+    def stream_model(self, model: nn.Module) -> StreamedModel:
+        return StreamedModel(self, model)
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
         return self.target.predict(output, [meta.name for meta in metas], self.label)
