@@ -22,6 +22,7 @@ from vil.export.onnx import check_opset, write_onnx
 from vil.export.runtime import load_exported, quiet
 from vil.export.trace import (
     ExportSpec,
+    find_msvit,
     in_channels,
     least_side,
     token_stride,
@@ -193,8 +194,9 @@ def _make_metadata(model: nn.Module, spec: ExportSpec) -> dict[str, str]:
     dimensions and, for an MsViT, the architecture."""
     metadata = {"vil_version": vil.__version__, "input_size": _format_size(spec.size)}
     metadata["dynamic"] = ",".join(spec.dynamic) or "none"
-    if isinstance(model, MsViT):
-        metadata |= {"arch": format_arch(model.specs), "attention": format_attention(model.specs)}
+    if network := find_msvit(model):
+        specs = network.specs
+        metadata |= {"arch": format_arch(specs), "attention": format_attention(specs)}
     return metadata
 
 

@@ -72,12 +72,19 @@ def write_program(
     torch.export.save(trace_model(model, spec), path, extra_files=files)
 
 
+def find_msvit(model: nn.Module) -> MsViT | None:
+    """Return the MsViT that the model is, or that is its `attention_body`; None otherwise."""
+    network = getattr(model, "attention_body", model)
+    return network if isinstance(network, MsViT) else None
+
+
 def token_stride(model: nn.Module) -> int:
     """Return the total stride of the model in pixels; 32 for models of other libraries.
 
     The stride is the side of the image area that a token of the last stage covers.
     """
-    return model.strides[-1] if isinstance(model, MsViT) else EXTERNAL_STRIDE
+    network = find_msvit(model)
+    return network.strides[-1] if network else EXTERNAL_STRIDE
 
 
 def least_side(model: nn.Module) -> int:
@@ -87,11 +94,12 @@ def least_side(model: nn.Module) -> int:
     needs at least two tokens. With longformer attention it needs at least two chunks, and with
     srformer attention at least two downsampled keys.
     """
-    if not isinstance(model, MsViT):
+    network = find_msvit(model)
+    if not network:
         return 2 * EXTERNAL_STRIDE
     return max(
         stride * max([2, *(block.attn.min_export_side for block in stage.blocks)])
-        for stage, stride in zip(model.stages, model.strides)
+        for stage, stride in zip(network.stages, network.strides)
     )
 
 
@@ -101,12 +109,12 @@ def _open_side(model: nn.Module, side: int) -> int:
     At the returned side, every stage has to resize its position embeddings and projections, so that
     the traced program includes the resizing.
     """
-    step, least = token_stride(model), least_side(model)
+    step, least, network = token_stride(model), least_side(model), find_msvit(model)
     made_for = {n for m in model.modules() for n in getattr(m, "param_grid", None) or ()}
-    side = max(side, least)
+    side = max(side // step * step, least)
     for change in range(MAX_STEPS):
         for near in (side - change * step, side + change * step):
-            grids = model.grids((near, near)) if isinstance(model, MsViT) else []
+            grids = network.grids((near, near)) if network else []
             if near >= least and made_for.isdisjoint(rows for rows, _ in grids):
                 return near
     raise AssertionError(

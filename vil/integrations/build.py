@@ -23,11 +23,14 @@ log = logging.getLogger(__name__)
 
 
 @as_config_error
-def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = False) -> nn.Module:
+def build_network(
+    cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = False, any_size: bool = False
+) -> nn.Module:
     """Build the network that the config describes, with a linear head of `num_outputs` outputs.
 
     The weights are random. A timm or torchvision model gets its published weights if both
-    `load_pretrained` and MODEL.PRETRAINED are set. Raises ConfigError if the config is invalid.
+    `load_pretrained` and MODEL.PRETRAINED are set. any_size: for images of any size, see
+    `build_external`; an MsViT always accepts them. Raises ConfigError if the config is invalid.
     """
     torch.manual_seed(cfg.SEED)
     arch = cfg.MODEL.ARCH
@@ -51,6 +54,7 @@ def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = Fal
         drop_rate=cfg.MODEL.VIT.DROP,
         drop_path_rate=cfg.MODEL.VIT.DROP_PATH,
         grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
+        any_size=any_size,
     )
     if arch in NORMALIZED_BY_HALF:
         model.transform_input = False  # INPUT.MEAN and INPUT.STD are those of the weights instead

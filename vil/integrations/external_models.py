@@ -35,6 +35,7 @@ def build_external(
     drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
     grad_checkpoint: bool = False,
+    any_size: bool = False,
 ) -> nn.Module:
     """Build a classifier of timm or torchvision, which maps images (B, c, S, S) to logits (B, K).
 
@@ -44,6 +45,8 @@ def build_external(
       number of classes, the head is random. If c is not 3, timm sums or repeats the weights of the
       first layer. In googlenet and inception_v3 of torchvision, `transform_input` is set.
     drop_rate, drop_path_rate: ignored by torchvision models.
+    any_size: build a timm model for images of its published size that also accepts other sizes, if
+      it has timm's option `dynamic_img_size`. Ignored by torchvision models.
 
     Raises ValueError if the name is unknown, or if the model does not support img_size,
     grad_checkpoint or `pretrained`. Raises CheckpointError if the weights cannot be downloaded.
@@ -51,8 +54,9 @@ def build_external(
     try:
         if name.startswith(PREFIX):
             rates = drop_rate, drop_path_rate
+            rest = img_size, in_chans, pretrained, *rates, any_size
             with hide_retries():
-                model = _build_timm(name, num_classes, img_size, in_chans, pretrained, *rates)
+                model = _build_timm(name, num_classes, *rest)
         elif in_chans != 3:
             raise ValueError(
                 f"{name}: torchvision's models need images with 3 channels, got {in_chans}: set "
@@ -145,6 +149,7 @@ def _build_timm(
     pretrained: bool,
     drop: float,
     drop_path: float,
+    any_size: bool,
 ) -> nn.Module:
     short = name.removeprefix(PREFIX)
     known = dict.fromkeys(timm.list_models() + timm.list_pretrained())
@@ -155,9 +160,17 @@ def _build_timm(
             f"{name} has no published weights: set pretrained (the config key MODEL.PRETRAINED) to "
             "False, or use a model of timm.list_models(pretrained=True)"
         )
-    own = {"img_size": img_size} if cfg and cfg.fixed_input_size else {}
-    own |= {"in_chans": in_chans} if in_chans != 3 else {}
-    settings = {"num_classes": num_classes, "drop_rate": drop, **own}
+    settings = {"num_classes": num_classes, "drop_rate": drop}
+    settings |= {"in_chans": in_chans} if in_chans != 3 else {}
+    if cfg and cfg.fixed_input_size:
+        if any_size:
+            try:
+                return timm.create_model(
+                    short, pretrained, drop_path_rate=drop_path, dynamic_img_size=True, **settings
+                )
+            except TypeError:  # it has no such option
+                pass
+        settings["img_size"] = img_size
     try:
         return timm.create_model(short, pretrained, drop_path_rate=drop_path, **settings)
     except TypeError:
