@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 EXPERIMENTS = [path for path in FILES if not {"_base_", "_presets_"} & {*path.parts}]
 DETECTORS = [p for p in EXPERIMENTS if re.search("rcnn|retinanet", p.stem)]
-CLASSIFIERS = [path for path in EXPERIMENTS if path not in DETECTORS]
+SEGMENTERS = [path for path in EXPERIMENTS if "segmentation" in str(path.relative_to(ROOT))]
+CLASSIFIERS = [path for path in EXPERIMENTS if path not in (*DETECTORS, *SEGMENTERS)]
 FINETUNED = [path for path in EXPERIMENTS if "_384" in path.stem]
 ATTENTIONS = [path for path in EXPERIMENTS if path.parent.name == "attention"]
 # The number of first stages that have the attention of the file's name, where it is not all four.
@@ -66,6 +67,16 @@ def test_its_head_is_true(path):
     ):
         digits = len(figure.partition(".")[2])
         assert f"{found / units[unit]:.{digits}f}" == figure
+
+
+@pytest.mark.parametrize("path", SEGMENTERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_head_of_a_segmentation_model_is_true(path):
+    head = head_of(path)
+    assert str(path.relative_to(ROOT / "configs")) in head
+    counted = re.search(r"([\d.]+)([MK]) parameters", head)
+    found = sum(p.numel() for p in model_of(path).parameters())
+    digits = len(counted[1].partition(".")[2])
+    assert f"{found / {'K': 1e3, 'M': 1e6}[counted[2]]:.{digits}f}" == counted[1]
 
 
 def head_of(path: Path) -> str:

@@ -18,6 +18,7 @@ from PIL import Image
 import vil
 from tests.common.data_files import samples, write_hf, write_shards, write_tsv
 from tests.common.saved_runs import copy_run
+from vil.tasks.segmentation.data import build_segmentation_set
 from vil.utils.extras import is_installed
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,7 @@ DETECTOR = (
 )  # fmt: skip
 SCENES = ("DATA.KWARGS={train: 4, val: 2}", "OPTIM.EPOCHS=1", "DATALOADER.WORKERS=0")
 OF_MINE = ("DATA.KWARGS={images: '{split}', annotations: '{split}.json'}",)
+MASKS = (*TINY[:6], TINY[8], "MODEL.MODEL_PATH=", "SEGMENTATION.CHANNELS=8")
 PHOTOS = (*TINY[:6], TINY[8])
 OF_THREE = (*NANO, "DATA.NUM_CLASSES=3")
 NO_DOWNLOAD = (*PHOTOS, "MODEL.PRETRAINED=False")
@@ -65,7 +67,9 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/finetuned": OF_THREE,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/timm": NO_DOWNLOAD,
     "train --config-file own/faster_rcnn": DETECTOR,
+    "train --config-file own/segmentation": MASKS,
     "train --config-file scenes": SCENES,
+    "train --config-file segmentation/scenes": (*SCENES, *MASKS, "DATALOADER.BSZ=4"),
     "train --config-file mine.yaml": DETECTOR,
     "sweep": ("--dry-run",),  # tests/workflows/test_sweep_runs.py trains
     "tune": (*TINY, "--backends", "blocked", "--rounds", "1"),
@@ -135,8 +139,25 @@ def write_folds(place: Path) -> None:
         shutil.copytree(config.parent, place / f"sweeps/folds/runs/{number}")
 
 
+def write_masks(place: Path) -> None:
+    """Write images with masks, and two runs of segmentation."""
+    for split, count in (("train", 8), ("val", 2)):
+        dataset = build_segmentation_set("fake_masks", place, split, n=count, size=40)
+        for number in range(count):
+            files = [place / f"pixels/{kind}/{split}/{number}.png" for kind in ("images", "masks")]
+            for file in files:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            dataset.image(number).save(files[0])
+            Image.fromarray(dataset.mask(number).clip(0).astype("uint8")).save(files[1])
+    words = [*MASKS, "TASK=segmentation", "SEGMENTATION.MODEL=mlp", "DATA.NUM_CLASSES=auto"]
+    words += ["DATA.TRAIN=folder", "DATA.TEST=folder", f"DATA.PATH={place / 'pixels'}"]
+    vil.train(None, words, output_dir=place / "runs/pixels")
+    shutil.copytree(place / "runs/pixels", place / "runs/scene_pixels", symlinks=True)
+
+
 def write_files(place: Path) -> None:
     """Write what the commands name: runs, weights, images, annotations, configs."""
+    write_masks(place)
     for name in ("nano", "photos", "nested", "sets", "angle", "plain", "weighted", "sampled"):
         copy_run("classifier", place / "runs" / name)
     copy_run("detector", place / "runs/scenes")

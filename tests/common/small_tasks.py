@@ -23,7 +23,13 @@ SMALL_TASKS = {
     "detection": DETECTOR,
     "multilabel": (*SMALL, *FAKE, "TASK=multilabel"),
     "regression": (*SMALL, *FAKE, "TASK=regression"),
-}
+    "segmentation": (
+        *SMALL, "SEGMENTATION.MODEL=mlp", "SEGMENTATION.CHANNELS=8", "DATA.NUM_CLASSES=3",
+        "DATA.TRAIN=[fake_masks]", "DATA.TEST=[fake_masks]",
+        "DATA.KWARGS={n: 32, size: 40, num_classes: 3}",
+    ),
+}  # fmt: skip
+IMAGE_TASKS = ("classification", "multilabel", "regression")  # one target per image
 OTHERS = [name for name in TASKS if name != "classification"]
 
 

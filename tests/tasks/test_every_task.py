@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import vil as package
 from tests.common.marks import cases
 from tests.common.small_runs import figures, metrics, succeeds, torchrun, vil
-from tests.common.small_tasks import SMALL_TASKS
+from tests.common.small_tasks import IMAGE_TASKS, SMALL_TASKS
 from vil.data.datasets.fake import Fake
 from vil.export import load_exported
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
@@ -83,9 +83,6 @@ def test_every_format_has_every_image(trained, root):
         assert all(f"{number}.png" in ended.out for number in range(shown)), ended.out
     predictions = list(package.predict(run.run_dir, pictures))
     assert [bool(p.error) for p in predictions] == [False, False, False, True]
-
-
-IMAGE_TASKS = [name for name in TASK_NAMES if name != "detection"]
 
 
 @pytest.fixture(scope="module", params=cases(IMAGE_TASKS))

@@ -38,15 +38,21 @@ For a detector, the metrics are COCO's, in percent:
   box_ap_l            box_ap of large objects
   box_ar100           average recall with at most 100 detections per image
   mask_...            the same metrics for masks
+  miou                mean over classes of the intersection over union of pixels
+  pixel_accuracy      share of the pixels whose class is right
+  mean_accuracy       mean over classes of this share
+  fw_iou              IoU, weighted by the number of pixels of each class
+  boundary_f1         F1 of boundary pixels, mean over classes
 
 A metric is nan (null in results.json) if the test set has no object to which it applies. A
 detector's predictions are written to OUTPUT_DIR/eval in COCO's results format: <set>_bbox.json and
-<set>_segm.json.
+<set>_segm.json. Those of a segmentation model are PNG files of class numbers, in the folder <set>.
 
 --pictures N draws the N images with the most errors next to their ground truth, the worst first, in
 OUTPUT_DIR/eval/pictures. Only detections with a score of at least 0.5 count. A detection matches an
 object if both have the same class and their IoU is at least 0.5. An error is an object without a
-matching detection, or a detection without a matching object.
+matching detection, or a detection without a matching object. For a segmentation model, these are
+the images with the lowest mIoU, next to their truth and their prediction.
 """
 
 import argparse

@@ -12,9 +12,10 @@ values from 0 to 1. The outputs are boxes, labels, scores and, if it has them, m
 
 The model of another task takes images (B, c, H, W), normalized as in training, and returns logits
 (B, classes) or, for regression, numbers (B, numbers) in their original units. Batch size and image
-size are dynamic unless --dynamic restricts them. The exported model computes in float32 on the CPU,
-regardless of the precision of training. The export fails if the outputs of the file differ from
-those of the original model.
+size are dynamic unless --dynamic restricts them. A segmentation model on an MsViT returns logits of
+each pixel (B, classes, H, W), and takes either one image of any size (the default) or batches of a
+fixed size. The exported model computes in float32 on the CPU, regardless of the precision of
+training. The export fails if the outputs of the file differ from those of the original model.
 
 --int8 writes a second file, with int8 linear layers, which change the outputs. Therefore add
 --check, which evaluates the original model and both files on the test sets. By default, the int8

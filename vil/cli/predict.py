@@ -1,4 +1,4 @@
-"""Predict the classes of images, or the objects in them.
+"""Predict the classes of images or of their pixels, or the objects in images.
 
   vil predict photo.png                                        a digit, with the shipped weights
   vil predict --sample                                         the same for the 360 shipped images
@@ -19,6 +19,7 @@
   vil predict --run runs/slides slide.tif --stream --memory 2GiB --scratch /data/scratch
   vil predict --run runs/slides slide.tif --stream --dry-run   only print memory and MACs needed
   vil predict --run runs/slides slide.tif --stream --save stages.3=map.zarr
+  vil predict --run runs/earth map.tif --stream --save classes=classes.tif   segmentation
   curl -s URL | vil predict --run runs/nano --images -         one image
   find . -name '*.jpg' | vil predict --run runs/nano --images - --format json
 
@@ -27,7 +28,9 @@ all images in it and its subfolders. Standard input is one image, or a list of p
 Without --run or a config, the weights of vil_nano that ship with the package are used, which
 recognize only the ten digits. --output is a folder for copies of the images with the predictions
 drawn on them: NAME.png, or NAME-2.png and so on for a second image called NAME. Copies of an
-earlier command are replaced. No other file is overwritten.
+earlier command are replaced. No other image is overwritten. A segmentation model writes what
+SEGMENTATION.TEST.OUTPUTS lists: overlay for NAME.png, classes for NAME-classes.png, whose pixels
+are class numbers, and probabilities for NAME-probabilities.npy, float16 (classes, height, width).
 
 Formats for a classifier: json is an array of {file, classes: [{class, index, probability}]}. csv
 has the columns file, rank, class, index, probability and error; with --sample or --out-of-fold, the
@@ -35,7 +38,8 @@ column target has the true class. probabilities is a CSV with one line per image
 file, one column for each class, target (if known) and error. Formats for a detector: text and json
 have boxes as x1 y1 x2 y2 in pixels. coco is COCO's results format, with the ids of the annotation
 file of DATA.TEST or DATA.VAL, if it lists all images. Otherwise, it is one file in COCO's
-annotation format, with masks and scores.
+annotation format, with masks and scores. Formats for a segmentation model: text and json have the
+classes of each image and their shares of its pixels, the largest first.
 
 --tta (test-time augmentation) averages the probabilities of several views of each image. hflip uses
 the image and its mirror image; crops uses the image and its four corners (squares of 7/8 of the
@@ -53,7 +57,8 @@ memory, since masks are as large as the detector's input.
 
 --stream predicts one image of any size in bounded memory. The result is that of the full image,
 without resizing, cropping or tiles. The model needs an attention type that supports streaming
-(docs/guides/streaming.md). With --scratch, an interrupted command resumes if it is run again.
+(docs/guides/streaming.md), and a segmentation model the head mlp. With --scratch, an interrupted
+command resumes if it is run again.
 
 An image that cannot be read causes a warning, and its prediction has an `error`; the exit code is 3
 if no image could be read. Class names come from --classes, the weights or their run. If there are
@@ -120,16 +125,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="format of the predictions; depends on the task",
     )
     add("--output-file", metavar="FILE", help="file for the predictions (default: standard output)")
-    for flag, key in task_flags().items():
-        add(f"--{flag}", metavar="X", help=f"value of the config key {key}")
+    for flag, keys in task_flags().items():
+        add(f"--{flag}", metavar="X", help=f"value of the config key {' or '.join(keys)}")
     stream_arguments(parser)
 
 
-def task_flags() -> dict[str, str]:
-    """Return {flag: config key that the flag sets} for the prediction flags that only some tasks
-    have, such as "tile" of detection."""
-    tasks = registry("task").values()
-    return {f: key for task in tasks for f, key in task.facts.get("flags", {}).items()}
+def task_flags() -> dict[str, list[str]]:
+    """Return {flag: config keys that the flag sets, one per task} for the prediction flags that
+    only some tasks have, such as "tile" of detection."""
+    flags: dict[str, list[str]] = {}
+    for task in registry("task").values():
+        for flag, key in task.facts.get("flags", {}).items():
+            flags.setdefault(flag, []).append(key)
+    return flags
 
 
 def _number_or_all(text: str) -> int:
@@ -206,7 +214,7 @@ def run_streamed(args: argparse.Namespace, image: str) -> int:
     model.task.limit_classes(**tasks)
     stream = ImageStream(model, image, settings)
     if args.dry_run:
-        print(stream.plan)
+        print(stream.description)
         return 0
     if args.check:
         check_against_plain(stream)

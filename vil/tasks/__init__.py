@@ -19,7 +19,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.tasks import detection, image
+from vil.tasks import detection, image, segmentation
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.registry import Entry, Key, Registry, Section
 
@@ -32,6 +32,7 @@ TASKS.add("classification", **image.ENTRIES["classification"])
 TASKS.add("detection", **detection.ENTRY)
 TASKS.add("multilabel", **image.ENTRIES["multilabel"])
 TASKS.add("regression", **image.ENTRIES["regression"])
+TASKS.add("segmentation", **segmentation.ENTRY)
 
 
 def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> None:

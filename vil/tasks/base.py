@@ -34,6 +34,7 @@ from vil.utils.registry import Entry
 
 Datasets = Mapping[str, Dataset] | None
 Metrics = Mapping[str, tuple[str, str, bool]]  # {name: (label, unit, higher is better)}
+Drawing = Image.Image | np.ndarray  # an array is written to a .npy file
 OutputFormat = Callable[[Iterable[Any], Sequence[str]], Iterator[str]]
 SPLIT_KEYS = ("VAL", "VAL_FRACTION", "TEST_FRACTION", "FOLDS")  # of the section DATA
 
@@ -91,6 +92,12 @@ def make_metric(metrics: Metrics, name: str = "") -> Metric:
     return Metric(name, higher_is_better, label, unit)
 
 
+def trains_batch_norm(model: nn.Module) -> bool:
+    """Return whether a model has a batch norm with parameters that are trained."""
+    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return any(p.requires_grad for norm in norms for p in norm.parameters())
+
+
 class Task:
     """Base class of all tasks. Methods that it does not implement raise NotImplementedError.
 
@@ -117,6 +124,7 @@ class Task:
     resizes_to_image_size = True
     has_splits = False
     max_eval_batch: int | None = None
+    has_batch_norm = False  # of the model that `build_model` returned, see `trains_batch_norm`
     accepts_any_classes = False  # whether the number of classes may differ from DATA.NUM_CLASSES
     class_names: Sequence[str] = ()  # of the model; set before datasets are opened
     # config values that `train_loader` derived from the training set, for the run's config.yaml
@@ -215,8 +223,17 @@ class Task:
         """Build this rank's training loader.
 
         dist: rank and number of ranks. bad_file: file to which the names of unreadable images are
-        appended. dataset: dataset to use instead of the config's training set.
+        appended. dataset: dataset to use instead of the config's training set. Raises ConfigError
+        if the model, built before, has batch norms that would see one image at a time.
         """
+        size = self.settings.batch_size
+        is_synchronized = self.device.type == "cuda"  # see `vil.engine.distributed.wrap`
+        if self.has_batch_norm and size == (1 if is_synchronized else dist.world):
+            raise ConfigError(
+                f"DATALOADER.BSZ {size} is one image per process, and batch norms need several "
+                f"images: set DATALOADER.BSZ to at least {2 * size}, or use a model without batch "
+                "norms"
+            )
 
         def open_dataset() -> Dataset:
             if dataset is not None:
@@ -512,6 +529,13 @@ class Task:
         """
         raise NotImplementedError
 
+    def stream_model(self, model: nn.Module) -> Any:
+        """Return a `vil.tasks.streamed_model.StreamedModel`, which `vil predict --stream` requires.
+
+        model: in eval mode. Raises ConfigError if it cannot be streamed.
+        """
+        raise NotImplementedError
+
     def export(self, model: nn.Module, path: Path, **options: Any) -> list[Any]:
         """Write the model to a file, see `vil.export.export_model`.
 
@@ -531,10 +555,11 @@ class Task:
         """
         raise NotImplementedError
 
-    def visualize(self, image: Image.Image, prediction: Any) -> Image.Image:
+    def visualize(self, image: Image.Image, prediction: Any) -> Drawing | Mapping[str, Drawing]:
         """Draw a prediction onto a copy of its image.
 
-        Raises ConfigError if the task does not support this.
+        A task with several drawings returns {end of the file name: drawing}, such as {"": image,
+        "-classes": another image}. Raises ConfigError if the task does not support this.
         """
         raise ConfigError(
             f"the task {type(self).__name__} cannot draw predictions: leave out --output"

@@ -110,7 +110,7 @@ def evaluate_config(
         if checkpoint is None:
             raise ConfigError("--calibrate needs the checkpoint of a run: give --run DIR")
     if num_worst:
-        why = "--pictures draws boxes: use vil report, which shows the worst images"
+        why = "--pictures draws boxes and pixels: use vil report, which shows the worst images"
         refuse_without(cfg.TASK, "draw_worst", why)
     with preserve_global_state():
         device = configure_device(cfg)

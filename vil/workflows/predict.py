@@ -3,7 +3,7 @@
 import io
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from vil.data.datasets.image_list import find_images as list_images
 from vil.data.image import UnreadableImage, open_image
 from vil.data.workers import count_workers, worker_errors
 from vil.tasks import TASKS, refuse_without
-from vil.tasks.base import ImageMeta
+from vil.tasks.base import Drawing, ImageMeta
 from vil.utils.errors import ConfigError, DataError, in_python_words
 from vil.utils.exif import orientation
 from vil.utils.output_paths import make_folder, replacing
@@ -225,8 +225,8 @@ def task_settings(
 
 
 class PredictionFolder:
-    """Folder for copies of images on which predictions are drawn. The copies are PNG files with the
-    text MARK in their metadata."""
+    """Folder for copies of images on which predictions are drawn, and for other images and arrays
+    of predictions. The images are PNG files with the text MARK in their metadata."""
 
     def __init__(self, folder: str | Path):
         """Create the folder. Raises ConfigError if it has other images: a training set that is read
@@ -239,22 +239,31 @@ class PredictionFolder:
                 "another folder"
             )
 
-    def save(self, name: str, image: Image.Image) -> Path:
-        """Save the drawn copy of an image such as cat.jpg as cat.png. Returns the copy's path.
+    def save(self, name: str, drawings: Drawing | Mapping[str, Drawing]) -> None:
+        """Save the drawn copy of an image such as cat.jpg as cat.png, or several drawings.
 
         If cat.png was saved by this object, the copy is saved as cat-2.png, and so on. name: file
-        name of the original image.
+        name of the original image. drawings: see `Task.visualize`. A drawing with the key "-x" is
+        saved as cat-x.png, and an array as cat-x.npy.
         """
+        if not isinstance(drawings, Mapping):
+            drawings = {"": drawings}
+        files = {
+            f"{end}.npy" if isinstance(drawing, np.ndarray) else f"{end}.png": drawing
+            for end, drawing in drawings.items()
+        }
         stem = "stdin" if name == STDIN else shorten_name(Path(name).stem)
-        numbered = (f"{stem}-{number}" for number in itertools.count(2))
-        files = (self.folder / f"{each}.png" for each in itertools.chain([stem], numbered))
-        free = next(file for file in files if file not in self.used)
-        self.used.add(free)
+        stems = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        free = next(each for each in stems if self.used.isdisjoint(each + end for end in files))
         about = PngInfo()
         about.add_text(*MARK)
-        with replacing(free, "--output") as aside:
-            image.save(aside, pnginfo=about)
-        return free
+        for end, drawing in files.items():
+            self.used.add(free + end)
+            with replacing(self.folder / (free + end), "--output") as aside:
+                if isinstance(drawing, np.ndarray):
+                    np.save(aside, drawing)
+                else:
+                    drawing.save(aside, pnginfo=about)
 
 
 def is_drawn(file: Path) -> bool:
@@ -301,14 +310,15 @@ def iter_predictions(
     num_workers: int,
 ) -> Iterator[Any]:
     """Yield a prediction for each image, in order. batch_size: None for DATALOADER.BSZ of the first
-    model's config."""
+    model's config, and for 1 if images have different sizes, whose outputs may be large."""
     task = ensemble.task
+    default = ensemble.cfg.DATALOADER.BSZ if task.resizes_to_image_size else 1
     for model in ensemble.models:
         check_memory(model)
     loader = iter_image_batches(
         images,
         ensemble.preprocess,
-        batch_size=batch_size or ensemble.cfg.DATALOADER.BSZ,
+        batch_size=batch_size or default,
         workers=count_workers(num_workers, ensemble.task.device),
         pin_memory=task.device.type == "cuda",
     )
