@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from segmentation_models_pytorch import losses as smp
 
 from vil.tasks.segmentation import IGNORE
 from vil.tasks.segmentation.losses import TERMS, parse_loss
 
+smp = pytest.importorskip("segmentation_models_pytorch").losses
 B, K, H, W = 4, 5, 7, 9
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS = 3 * torch.randn(B, K, H, W, generator=GENERATOR)

@@ -6,16 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassConfusionMatrix,
-    MulticlassJaccardIndex,
-    MulticlassPrecision,
-)
 
 from vil.tasks.segmentation import IGNORE, METRICS
 from vil.tasks.segmentation.metrics import Counts, count, per_class, values
 
+torchmetrics = pytest.importorskip("torchmetrics.classification")
 K = 6
 NAMES = [f"class {k}" for k in range(K)]
 
@@ -49,13 +44,13 @@ def test_counts_and_metrics_equal_those_of_torchmetrics(seed):
     maps = random_maps(seed)
     counts, pixels = total(maps), flat(maps)
     options = dict(num_classes=K, ignore_index=IGNORE)
-    confusion = MulticlassConfusionMatrix(**options)(*pixels)
+    confusion = torchmetrics.MulticlassConfusionMatrix(**options)(*pixels)
     assert counts.confusion.tolist() == confusion.tolist()
 
     metrics, table = values(counts), per_class(counts, NAMES)
-    iou = MulticlassJaccardIndex(average="none", **options)(*pixels)
-    accuracy = MulticlassAccuracy(average="none", **options)(*pixels)
-    precision = MulticlassPrecision(average="none", **options)(*pixels)
+    iou = torchmetrics.MulticlassJaccardIndex(average="none", **options)(*pixels)
+    accuracy = torchmetrics.MulticlassAccuracy(average="none", **options)(*pixels)
+    precision = torchmetrics.MulticlassPrecision(average="none", **options)(*pixels)
     truth, guess = confusion.sum(1), confusion.sum(0)
     for column, reference, exists in (
         ("iou", iou, truth + guess > 0),
@@ -65,12 +60,12 @@ def test_counts_and_metrics_equal_those_of_torchmetrics(seed):
         expected = torch.where(exists, 100 * reference, torch.nan)
         actual = torch.tensor([table[column][name] for name in NAMES])
         torch.testing.assert_close(actual, expected, equal_nan=True)
-    miou = MulticlassJaccardIndex(average="macro", **options)(*pixels)
+    miou = torchmetrics.MulticlassJaccardIndex(average="macro", **options)(*pixels)
     assert metrics["miou"] == pytest.approx(100 * miou.item())
-    micro = MulticlassAccuracy(average="micro", **options)(*pixels)
+    micro = torchmetrics.MulticlassAccuracy(average="micro", **options)(*pixels)
     assert metrics["pixel_accuracy"] == pytest.approx(100 * micro.item())
     assert metrics["mean_accuracy"] == pytest.approx(100 * accuracy[truth > 0].mean().item())
-    weighted = MulticlassJaccardIndex(average="weighted", **options)(*pixels)
+    weighted = torchmetrics.MulticlassJaccardIndex(average="weighted", **options)(*pixels)
     assert metrics["fw_iou"] == pytest.approx(100 * weighted.item())
 
 
