@@ -152,7 +152,7 @@ def test_settings_that_do_not_stream(run, tmp_path):
     photo = tmp_path / "photo.png"
     Image.new("RGB", (64, 64)).save(photo)
     wrong = {
-        "TEST.SIZE and SEGMENTATION.TEST.TILE to 0": ["SEGMENTATION.TEST.SIZE=32"],
+        "TEST.SIZE and TILE to 0": ["SEGMENTATION.TEST.SIZE=32"],
         "to 0": ["--tile", "32"],
         "too small": ["--memory", "1KiB"],
         "expected a name that ends in .png": ["--save=classes=map.jpg"],
