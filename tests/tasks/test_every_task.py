@@ -34,7 +34,7 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("tasks")
 
 
-# pytest makes a fixture with parameters anew if other tests came between: each time in a new folder
+# pytest makes a fixture with parameters again if other tests came between: each in a new folder
 
 
 @pytest.fixture(scope="module", params=cases(TASK_NAMES, long=TASK_NAMES[1:]))
