@@ -14,6 +14,7 @@ in percent; all are written to benchmarks/results/earth.json.
 import json
 import statistics
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -85,10 +86,11 @@ if __name__ == "__main__":
     parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (3)")
     parser.add_argument("--epochs", type=int, help="epochs of ViL-Nano (those of the recipe)")
+    parser.add_argument("--keep", metavar="DIR", help="keep the runs in this folder")
     add_json(parser, RESULTS / "earth.json")
     args = parser.parse_args()
     epochs = args.epochs or get_config(CONFIG).OPTIM.EPOCHS
-    with tempfile.TemporaryDirectory() as place:
+    with nullcontext(args.keep) if args.keep else tempfile.TemporaryDirectory() as place:
         speed = measure_speed(Path(place))
         first = next(iter(speed))
         scale = epochs / speed[first]
