@@ -13,6 +13,8 @@ in percent; all are written to benchmarks/results/earth.json.
 
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +22,6 @@ from pathlib import Path
 import torch
 from shared import RESULTS, add_json, make_parser, write_json
 
-from vil.cli import main
 from vil.config import get_config
 from vil.report.run_record import metrics
 from vil.utils.machine import machine
@@ -36,10 +37,18 @@ COLUMNS = ("miou", "lake IoU", "boundary_f1")
 
 
 def train(folder: Path, *options: str) -> Path:
-    words = ["train", "--config-file", CONFIG, "--output_dir", str(folder), *options]
-    if main(words):
-        raise SystemExit(f"vil {' '.join(words)} failed")
+    vil("train", "--config-file", CONFIG, "--output_dir", str(folder), *options)
     return folder
+
+
+def vil(*words: str) -> None:
+    """Run a command as a process of its own, whose peak memory is that of this command."""
+    subprocess.run([sys.executable, "-m", "vil", *words], check=True)
+
+
+def trained(folder: Path) -> list[dict]:
+    """Return the lines about training in the log of a run."""
+    return [line for line in metrics(folder / "metrics.jsonl") if line["split"] == "train"]
 
 
 def measure_speed(root: Path) -> dict[str, float]:
@@ -49,7 +58,7 @@ def measure_speed(root: Path) -> dict[str, float]:
         for name, options in MODELS.items():
             folder = root / f"speed-{number}-{len(rates[name])}-{name.split(',')[0]}"
             train(folder, *options, "OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0", "LOG_FREQ=1")
-            lines = [line["img/s"] for line in metrics(folder / "metrics.jsonl", "train")]
+            lines = [line["img/s"] for line in trained(folder)]
             rates[name] += lines[len(lines) // 2 :]  # the first steps are slower
     return {name: statistics.median(values) for name, values in rates.items()}
 
@@ -67,18 +76,14 @@ def run(model: str, folder: Path, epochs: int, seed: int) -> dict:
     """Train a model, and return its metrics on both bands, the minutes and the memory."""
     train(folder, *MODELS[model], f"OPTIM.EPOCHS={epochs}", f"SEED={seed}")
     test = json.loads((folder / "test_results.json").read_text())["metrics"][SET]
-    if main(["evaluate", "--run", str(folder), "--part", "val"]):
-        raise SystemExit("vil evaluate failed")
+    vil("evaluate", "--run", str(folder), "--part", "val")
     val = json.loads((folder / "eval/results.json").read_text())[SET]
-    lines = list(metrics(folder / "metrics.jsonl", "train"))
-    status = json.loads((folder / "status.json").read_text())
     return {
         "val": select(val),
         "test": select(test),
         "epochs": epochs,
         "seed": seed,
-        "memory_mb": max(line["mem"] for line in lines if "mem" in line),
-        "status": status,
+        "memory_mb": max(line["mem"] for line in trained(folder)),
     }
 
 
