@@ -8,6 +8,7 @@ Shapes: d channels, X Y rows and columns of a map. A map of classes is (X, Y), o
 
 import io
 import math
+import mmap
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -48,6 +49,14 @@ def create_map(file: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarra
     allocate(file, size, header.getvalue())
     with os_error_as(SaveError, f"{file}"):
         return np.lib.format.open_memmap(file, "r+")
+
+
+def release_pages(array: object) -> None:
+    """Take the pages of an array that is memory-mapped from a file out of this process's memory.
+    The file keeps them. Does nothing for other arrays."""
+    mapped = getattr(array, "_mmap", None)  # of np.memmap
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def allocate(file: Path, size: int, start: bytes = b"") -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vil.models.vision_longformer import MsViT
 from vil.streaming.checks import stage_of
+from vil.streaming.map_files import release_pages
 from vil.streaming.plan import StreamPlan
 from vil.streaming.rows import Writer
 from vil.utils.errors import ConfigError
@@ -114,5 +115,6 @@ def writer_into(target: Any) -> Writer:
             rows = rows.float() if rows.dtype == torch.bfloat16 else rows
             rows = rows.cpu().numpy()
         target[:, first : first + rows.shape[1]] = rows
+        release_pages(target)
 
     return write

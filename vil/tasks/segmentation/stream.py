@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vil.streaming import StreamResult
+from vil.streaming.map_files import release_pages
 from vil.streaming.memory import peak_of
 from vil.streaming.outputs import map_shapes
 from vil.streaming.plan import format_bytes
@@ -114,6 +115,8 @@ class StreamedSegmentation(StreamedModel):
             if "classes" in maps:
                 maps["classes"][first:stop] = classes.cpu().numpy()
             del classes  # before the next band
+            for array in (*maps.values(), *result.outputs.values()):
+                release_pages(array)
             progress(stop / meta.size[0])
         return Prediction(meta.name, meta.size, palette=self.palette, counts=counts)
 
