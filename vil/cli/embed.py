@@ -17,8 +17,7 @@ read is NaN; the exit code is 3 if no image could be read. Images are given as f
 accuracy on the test sets. One is nearest neighbors (kNN) by cosine similarity, for k = 20 and for
 the k that is best on a held-out fifth of the training images. The other is logistic regression on
 standardized features (a linear probe). Its regularization C is chosen on the same held-out images.
-The head is not used. If its number of classes differs from that of the config, set FINETUNE.HEAD
-to new, so that the head is not loaded.
+The head is not used, and the file may have none.
 """
 
 import argparse

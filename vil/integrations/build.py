@@ -15,6 +15,7 @@ from vil.integrations.external_models import (
     freeze_stages,
     preprocessing,
 )
+from vil.integrations.patch_attention import patch_from_text
 from vil.models.build import build_msvit
 from vil.models.registry import ARCHS
 from vil.utils.errors import ConfigError, as_config_error
@@ -35,6 +36,7 @@ def build_network(
     torch.manual_seed(cfg.SEED)
     arch = cfg.MODEL.ARCH
     if arch == "msvit":
+        warn_unused(cfg, "MODEL.ARCH is msvit", ["MODEL.PATCH_ATTENTION"])
         return build_msvit(cfg, num_outputs)
     taken = ("DROP", "DROP_PATH") if arch.startswith("timm/") else ()
     unused = [f"MODEL.VIT.{key}" for key in leaves(cfg.MODEL.VIT) if key not in taken]
@@ -56,6 +58,8 @@ def build_network(
         grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
         any_size=any_size,
     )
+    if cfg.MODEL.PATCH_ATTENTION:
+        patch_from_text(model, cfg.MODEL.PATCH_ATTENTION, cfg.INPUT.IMAGE_SIZE)
     if arch in NORMALIZED_BY_HALF:
         model.transform_input = False  # INPUT.MEAN and INPUT.STD are those of the weights instead
     if cfg.FINETUNE.FREEZE_STAGES:

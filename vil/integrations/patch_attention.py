@@ -8,9 +8,12 @@ vil.patch_attention(model, pattern="axial | local:3")     # a pattern instead of
 vil.patch_attention(model, "full", blocks=[-2, -1])       # restore timm's in the last two
 """
 
+import ast
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from timm.layers import Attention, AttentionRope
+from timm.layers import Attention, AttentionRope, to_2tuple
 from timm.models.eva import EvaAttention
 from torch import nn
 
@@ -24,6 +27,7 @@ from vil.integrations.timm_attention import (
 from vil.layers.attention import ATTENTIONS, own_arguments
 from vil.layers.attention.base import GlobalLocalAttention
 from vil.ops.patterns import Pattern
+from vil.ops.reference import attended_keys
 from vil.utils.lookup import lookup
 
 PATCHES: dict[str, type[PatchedAttention]] = {
@@ -39,6 +43,7 @@ REQUIRED = ("blocks", "patch_embed", "num_prefix_tokens")
 # arguments that are not accepted: timm's attention has one set of projections, and the timm model
 # has its own position embeddings
 FIXED = {"share_weights", "max_reach"}
+log = logging.getLogger(__name__)
 
 
 def patch_attention(
@@ -91,6 +96,48 @@ def patch_attention(
     else:
         grid.detach()
     return model
+
+
+def patch_from_text(model: nn.Module, text: str, img_size: int) -> None:
+    """Call `patch_attention` with arguments from a text, such as "pattern='axial', chunk=8".
+
+    img_size: side of the training images in pixels, for a warning if windows cover the whole grid.
+    Raises ValueError as `patch_attention` does, and if the text is not valid.
+    """
+    try:
+        call: Any = ast.parse(f"patch({text})", mode="eval").body
+        arguments = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+        if call.args or not arguments or arguments.keys() & {None, "model"}:
+            raise ValueError(text)
+    except (SyntaxError, ValueError, AttributeError):
+        raise ValueError(
+            f"MODEL.PATCH_ATTENTION {text!r}: expected arguments of vil.patch_attention as in "
+            "Python, such as window=8 or pattern='axial | local:3', chunk=8"
+        ) from None
+    try:
+        patch_attention(model, **arguments)
+    except ValueError as error:
+        raise ValueError(f"MODEL.PATCH_ATTENTION {text!r}: {error}") from None
+    modules = [module for module in model.modules() if isinstance(module, PatchedLongformer)]
+    grid = patch_grid(model, img_size)
+    # the corner attends to the fewest patches
+    seen = [len(attended_keys(module.window(grid, 0), 0, 0)) for module in modules]
+    if seen and min(seen) >= grid[0] * grid[1]:
+        log.warning(
+            "MODEL.PATCH_ATTENTION %s: for images of %d pixels, each of the %d x %d patches "
+            "attends to all others: choose a smaller window, or larger images",
+            text,
+            img_size,
+            *grid,
+        )
+
+
+def patch_grid(model: nn.Module, img_size: int) -> tuple[int, int]:
+    """Return the rows and columns of the patches of square images of `img_size` pixels in a timm
+    vision transformer, or in the one that it contains."""
+    embed = next(m.patch_embed for m in model.modules() if hasattr(m, "patch_embed"))
+    height, width = to_2tuple(embed.patch_size)
+    return img_size // height, img_size // width
 
 
 def find_replacement(attention: str) -> type[PatchedAttention] | None:

@@ -8,6 +8,7 @@ from vil.layers.pos_embed import AbsoluteEmbedding
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.convert_2021 import BACKBONE
 from vil.pretrained.load_weights import Report, load_weights
+from vil.pretrained.timm_weights import fit_timm
 from vil.utils.errors import CheckpointError
 
 # prefixes of the names of the body's parameters, in a detector and in a segmentation model
@@ -34,7 +35,7 @@ def load_body(body: nn.Module, state: Mapping[str, Tensor], rule: str) -> Report
         surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
         kept = {name: value for name, value in kept.items() if not name.startswith(surplus)}
     else:
-        known = body.state_dict()
+        known, kept = body.state_dict(), fit_timm(body, kept)
         kept = {name: value for name, value in kept.items() if name in known}
     if not kept:
         raise CheckpointError("the file has no weights of this network: check MODEL.ARCH")

@@ -31,6 +31,7 @@ from vil.pretrained.convert_2021 import (
     use_2021_rules,
 )
 from vil.pretrained.state_dict_io import read_weights, unwrap
+from vil.pretrained.timm_weights import fit_timm
 from vil.utils.errors import CheckpointError
 from vil.utils.lookup import lookup
 
@@ -122,9 +123,11 @@ def load_weights(
     lookup(RULES, rule, "rule of resizing")
     state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
     model = getattr(model, "_orig_mod", model)  # wrapped by torch.compile
-    is_msvit, ignored = isinstance(model, MsViT), []
+    is_msvit, ignored, given = isinstance(model, MsViT), [], state
     if is_msvit:
         state, ignored = extract_backbone(state)
+    else:
+        state = fit_timm(model, state)
     names = map_names(model, state)
     heads = HEAD if is_msvit else find_head_names(model)
     state, fresh = _fit_head(dict(state), head, heads)
@@ -132,6 +135,11 @@ def load_weights(
     fitted, report = _fit(model, state, names, rule, convert)
     _copy(model, fitted, report, strict, heads if head == "keep" else ())
     report.fresh = fresh
+    report.resized += [
+        f"{key} {tuple(given[key].shape)} -> {tuple(value.shape)}"
+        for key, value in state.items()
+        if key in given and given[key].shape != value.shape
+    ]
     report.ignored += ignored
     log.debug("weights: %s", report)
     if is_msvit and has_2021_names(state):
@@ -331,6 +339,11 @@ def _hint(report: Report, heads: Sequence[str]) -> str:
         return (
             "a head of another size: set DATA.NUM_CLASSES to the weights' number of classes or, to "
             "train, FINETUNE.HEAD to new or rows:FILE; in Python, pass num_classes or head='new'"
+        )
+    if set(report.missing) == set(heads) and not report.unexpected:
+        return (
+            "a file without a head: set FINETUNE.HEAD to new to train one; in Python, pass "
+            "head='new'"
         )
     if report.missing or report.unexpected or not all(map(CROPPED.search, report.mismatched)):
         return other_arch

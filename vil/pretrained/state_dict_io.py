@@ -137,14 +137,15 @@ def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping) -> None:
+def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping | None) -> None:
     """Write tensors to a .safetensors file atomically, with their SHA-256 in its header.
 
     card: the model card, a dict for JSON that describes the model. It is also written to the
-    header. Raises CheckpointError if the file cannot be written.
+    header, unless it is None. Raises CheckpointError if the file cannot be written.
     """
     path, tensors = Path(path), {name: value.contiguous() for name, value in tensors.items()}
-    header = {"format": "pt", SHA256: hash_tensors(tensors), CARD: json.dumps(card)}
+    header = {"format": "pt", SHA256: hash_tensors(tensors)}
+    header |= {} if card is None else {CARD: json.dumps(card)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with write_aside(path) as aside:

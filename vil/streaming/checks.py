@@ -9,6 +9,7 @@ from timm.layers import DropPath
 from torch import nn
 
 from vil.layers.attention import ATTENTIONS
+from vil.layers.attention.base import GlobalLocalAttention
 from vil.layers.attention.full import FullAttention
 from vil.layers.attention.global_only import GlobalOnlyAttention
 from vil.layers.attention.longformer import LongformerAttention
@@ -39,7 +40,14 @@ def find_network(model: nn.Module) -> MsViT:
     if isinstance(model, MsViT):
         return model
     inside = [name for name, module in model.named_modules() if isinstance(module, MsViT)]
-    hint = f": stream its module {inside[0]!r} instead" if inside else ""
+    hint = ""
+    if inside:
+        hint = f": stream its module {inside[0]!r} instead"
+    elif any(isinstance(module, GlobalLocalAttention) for module in model.modules()):
+        hint = (
+            ". Streaming a vision transformer of timm would save little, because its only grid is "
+            "coarse, and small beside the image: compute the whole image instead"
+        )
     raise ConfigError(
         f"{type(model).__name__} cannot be streamed, because it is not a "
         f"vil.models.vision_longformer.MsViT{hint}"

@@ -15,6 +15,8 @@ from torch import nn
 
 from vil.engine import distributed
 from vil.engine.distributed import DistInfo
+from vil.integrations.patch_attention import patch_grid
+from vil.integrations.timm_attention import PatchedAttention
 from vil.layers.attention import Attention
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, choose, explain
@@ -76,22 +78,24 @@ def backend_requests(
     model: nn.Module, execution: Execution, *, training: bool = True
 ) -> list[BackendRequest]:
     """List a model's local attention calls in evaluation and, if `training` is set, in training.
-    The list is empty for a timm or torchvision model."""
-    network = attention_network(model)
-    if not isinstance(network, MsViT):
+    A
+    patched model of timm counts as one stage. The list is empty for other models."""
+    network, size = attention_network(model), execution.image_size
+    spec = dict(batch=execution.batch_size, dtype=execution.dtype, device=execution.device.type)
+    if isinstance(network, MsViT):
+        spec["padded"] = network is not model
+        stages = [[block.attn for block in stage.blocks] for stage in network.stages]
+        grids = network.grids((size, size))
+    elif patched := [m for m in network.modules() if isinstance(m, PatchedAttention)]:
+        stages, grids = [patched], [patch_grid(network, size)]
+    else:
         return []
-    spec = dict(
-        batch=execution.batch_size,
-        dtype=execution.dtype,
-        device=execution.device.type,
-        padded=network is not model,
-    )
-    requests, grids = [], network.grids((execution.image_size,) * 2)
-    for number, (stage, grid) in enumerate(zip(network.stages, grids), start=1):
+    requests = []
+    for number, (attentions, grid) in enumerate(zip(stages, grids), start=1):
         modules: dict[tuple[Case, str], list[Attention]] = {}
-        for block in stage.blocks:
-            for case in block.attn.backend_cases(grid, training=training, **spec):
-                modules.setdefault((case, block.attn.backend or "auto"), []).append(block.attn)
+        for attention in attentions:
+            for case in attention.backend_cases(grid, training=training, **spec):
+                modules.setdefault((case, attention.backend or "auto"), []).append(attention)
         requests += [BackendRequest(number, *call, tuple(users)) for call, users in modules.items()]
     return requests
 

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
+from vil.config import override
 from vil.data.classes import read_class_names
 from vil.engine.build import configure_device
 from vil.engine.distributed import DistInfo
@@ -129,6 +130,8 @@ def load_model(
     head = cfg.FINETUNE.HEAD if needs_head else "keep"
     refuse_random_weights(cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED, head)
     cfg = with_num_classes(cfg)
+    if not needs_head:  # the file may have none
+        cfg = override(cfg, ["FINETUNE.HEAD=new"])
     device = configure_device(cfg)
     task, model, report, calibration = load_for_evaluation(cfg, device, DistInfo(), class_names)
     report = f"{report}; {calibration}" if calibration else report

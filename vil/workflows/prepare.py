@@ -18,7 +18,7 @@ from vil.models.vision_longformer import MsViT
 from vil.ops import choose
 from vil.optim import OPTIMIZERS
 from vil.optim.ema import Ema
-from vil.pretrained import state_dict_io
+from vil.pretrained import dinov2, state_dict_io
 from vil.pretrained.catalog import get_weight
 from vil.utils.errors import CheckpointError, ConfigError, as_config_error
 from vil.utils.machine import has_compiler
@@ -42,6 +42,8 @@ def find_weights(given: str, data_dir: str) -> Path:
     """
     if MEMBER.fullmatch(given) and not Path(given).exists():
         return get_weight(given).file()
+    if given == dinov2.NAME and not Path(given).exists():
+        return dinov2.dinov2_file()
     given = Path(given)
     places = list(dict.fromkeys((given, Path(data_dir, given))))
     path = next((place for place in places if place.exists()), None)

@@ -36,6 +36,12 @@ DECLARED = (
         "INTERPOLATION are those of the weights, unless they are set.",
     ),
     Key(
+        "PATCH_ATTENTION",
+        "",
+        "Replace the attention of a timm ViT by local attention, with the arguments of "
+        "vil.patch_attention as text, such as window=8; empty: keep it.",
+    ),
+    Key(
         "COMPILE",
         False,
         "Use torch.compile, which takes minutes at the start and for each batch size. Needs "
