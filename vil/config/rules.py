@@ -90,6 +90,10 @@ def one_of(*choices: Any) -> Rule:
     return Rule(lambda value: value in choices, f"one of {shown}", tuple(map(str, choices)))
 
 
+def each_of(*choices: str) -> Rule:
+    return Rule(lambda values: {*values} <= {*choices}, f"any of {', '.join(choices)}", choices)
+
+
 def at_least(low: float) -> Rule:
     return Rule(lambda value: value >= low, f"at least {low}")
 

@@ -1,8 +1,8 @@
-"""Log a run to text, JSON, TensorBoard and the terminal.
+"""Log a run to text, JSON, trackers such as TensorBoard, and the terminal.
 
 log.txt        one line per message: an ISO time stamp and text; metrics are `key value` pairs
 metrics.jsonl  the metrics, one JSON object per line, at most one for each (step, split)
-tb/            the metrics for TensorBoard
+tb/            the metrics for TensorBoard, by vil/engine/trackers.py
 terminal       shorter lines, with the time of day, and a progress bar below them, which replaces
                the lines about training. Output that is not a terminal has one line per message
 
@@ -17,21 +17,23 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
 from vil.engine.remaining_time import RemainingTime
 from vil.engine.slow_steps import SlowSteps
+from vil.engine.trackers import Tracker, open_trackers
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.console import IN_LINES, WIDTH, echo, echo_error, fit_to_terminal
+from vil.utils.errors import one_line
 from vil.utils.machine import now
 from vil.utils.metric_format import DETAILS, fit_pairs, format_pair, format_pairs
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-    from torch.utils.tensorboard import SummaryWriter
 
 REDRAW_SECONDS = 0.2
 CLOCK = "%H:%M:%S"  # time of day, before the lines on the terminal
@@ -45,16 +47,20 @@ SLOW_DATA = 0.2  # share of a step's time above which waiting for data is report
 
 class RunLogger:
     """A logger that writes log.txt. After a call of `begin`, it also writes metrics.jsonl,
-    TensorBoard files and a progress bar.
+    trackers and a progress bar.
 
     enabled: whether to write at all; False on ranks other than 0.
+    open_trackers: function that `begin` calls with the first step, to start {name: tracker}.
     """
 
     def __init__(self, folder: Path, *, enabled: bool):
         self.folder, self.enabled = folder, enabled
         self.bar: Progress | None = None
         self.metrics: TextIO | None = None
-        self.tensorboard: SummaryWriter | None = None
+        self.trackers: dict[str, Tracker] = {}
+        self.open_trackers: Callable[[int], dict[str, Tracker]] = partial(
+            open_trackers, ["tensorboard"], folder, {}
+        )
         self.drawn_time, self.last_error = 0.0, ""
         self.said: set[str] = set()  # by `say_once`
         self.last_evaluation: dict[str, dict] = {}
@@ -80,8 +86,6 @@ class RunLogger:
         """
         if not self.enabled:
             return
-        from torch.utils.tensorboard import SummaryWriter  # a second to import: training only
-
         self.end, self.steps_per_epoch, self.batch_size = end, steps_per_epoch, batch_size
         self.data_hint_given = False
         self.first_step_time = 0.0
@@ -90,7 +94,7 @@ class RunLogger:
         self._reopen_metrics(
             lambda at, split: at > step or (evaluates and at == step and split.startswith("val/"))
         )
-        self.tensorboard = SummaryWriter(self.folder / "tb", purge_step=step + 1)
+        self.trackers = self.open_trackers(step)
         if sys.stdout.isatty():
             self.bar = open_bar(step, end, self.epoch(step))
 
@@ -246,9 +250,7 @@ class RunLogger:
             self.say(f"{part} {where} set {name} {format_pairs(shown)}", short)
             if self.metrics:
                 self.record(step, f"{part}/{name}", metrics)
-        if self.tensorboard:
-            with self.ignore_os_errors():
-                self.tensorboard.flush()
+        self._track("flush")
 
     def position(self, step: int) -> str:
         return f"{self.epoch(step)} step {step}/{self.end}"
@@ -258,25 +260,37 @@ class RunLogger:
         return f"epoch {step / per_epoch:.2f}/{self.end / per_epoch:g}"
 
     def record(self, step: int, split: str, metrics: dict[str, float]) -> None:
-        """Write metrics to metrics.jsonl, with null for NaN and Inf, and to TensorBoard.
+        """Write metrics to metrics.jsonl, with null for NaN and Inf, and to the trackers.
 
         split: name of the group of metrics, such as "train" or "val/<test set>".
         """
-        if self.metrics is None or self.tensorboard is None:
+        if self.metrics is None:
             return
         where = {"step": step, "epoch": step / self.steps_per_epoch, "split": split}
         numbers = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
         with self.ignore_os_errors():
             self.metrics.write(json.dumps({**where, "wall": time.time(), **numbers}) + "\n")
-        with self.ignore_os_errors():
-            for name, value in metrics.items():
-                self.tensorboard.add_scalar(f"{name}/{split}", value, step)
+        self._track("log", step, split, metrics)
+
+    def _track(self, method: str, *args: Any) -> None:
+        """Call a method of each tracker. One that fails is reported, and gets no more metrics; if
+        only its file or server cannot be reached, it gets the next ones."""
+        for name, tracker in list(self.trackers.items()):
+            with self.ignore_os_errors():
+                try:
+                    getattr(tracker, method)(*args)
+                except OSError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - any of another program
+                    del self.trackers[name]
+                    self.say(f"WARNING {name} gets no more metrics: {one_line(error)}")
 
     def close(self) -> None:
         with suppress(OSError):
             if self.bar:
                 self.bar.stop()
-        for file in filter(None, (self.tensorboard, self.metrics, self.text)):
+        self._track("close")
+        for file in filter(None, (self.metrics, self.text)):
             with self.ignore_os_errors():
                 file.close()
 

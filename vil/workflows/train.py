@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
-from vil.config import dump, get_config, override
+from vil.config import diff, dump, get_config, override
 from vil.config.defaults import leaves
 from vil.config.plugins import file_digests
 from vil.config.unused_keys import set_by_user
@@ -31,6 +31,7 @@ from vil.engine.loop import Evaluation
 from vil.engine.loop import train as train_loop
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
+from vil.engine.trackers import check_trackers, open_trackers
 from vil.layers.attention import set_progress
 from vil.optim.build import (
     build_optimization,
@@ -183,6 +184,7 @@ def train_config(
     resuming = check_folder(folder, resume)
     optimizer = optimizer_name(cfg.OPTIM.OPT, use_larc=cfg.SOLVER.USE_LARC)
     as_config_error(check_usable)(optimizer)
+    check_trackers(cfg.LOG.TRACKERS)
     cfg, changes = with_num_classes(cfg, trains=True), []
     batch_size = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE  # images per step over all ranks
     if resuming and (folder / "config.yaml").is_file():
@@ -285,6 +287,8 @@ def train_config(
             say=run.log.say_once,
         )
         run.write("config.yaml", dump(kept_cfg))
+        shown = {key: now for key, (now, _) in diff(kept_cfg, get_config()).items()}
+        run.log.open_trackers = partial(open_trackers, cfg.LOG.TRACKERS, folder, shown)
         run.write("classes.txt", format_class_names(loader.classes))
 
         def load_best(path: Path) -> Loaded:

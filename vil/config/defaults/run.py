@@ -1,6 +1,15 @@
 """Config keys of a run: checkpoints, logs, processes and device."""
 
-from vil.config.rules import RegistryRule, at_least, between, matches, not_empty, one_of, positive
+from vil.config.rules import (
+    RegistryRule,
+    at_least,
+    between,
+    each_of,
+    matches,
+    not_empty,
+    one_of,
+    positive,
+)
 from vil.utils.registry import Key, Section
 
 DECLARED = (
@@ -66,6 +75,13 @@ DECLARED = (
     ),
     Key("EVALUATE", False, "Evaluate only, without training."),
     Key("OUTPUT_PERCLASS_ACC", False, "Report the accuracy of every class."),
+    Section("LOG", "The log."),
+    Key(
+        "TRACKERS",
+        ("tensorboard",),
+        "Programs that get the metrics: tensorboard, wandb, mlflow (docs/reference/run_folder.md).",
+        each_of("tensorboard", "wandb", "mlflow"),
+    ),
     Section("DISTRIBUTED", "Training with several processes."),
     Key(
         "STRATEGY",
