@@ -24,6 +24,7 @@ CONFIGS = ["vil.configs"] + [
 
 EDITABLE = "editable_wheel" in sys.argv
 NATIVE = "vil/ops/native"
+TEMPLATES = ["report/*.j2", "tasks/*.j2", "tasks/*/*.j2", "workflows/*.j2"]
 
 
 class BuildPackages(build_py):
@@ -56,6 +57,6 @@ setup(
     packages=find_packages(include=["vil", "vil.*"]) + ([] if EDITABLE else CONFIGS),
     package_dir={"": "."} if EDITABLE else {"vil.configs": "configs"},
     package_data={name: ["*.yaml"] for name in CONFIGS}
-    | {"vil": ["weights/*", "pretrained/*.csv", "report/*.j2", "tasks/*.j2", "tasks/*/*.j2"]}
+    | {"vil": ["weights/*", "pretrained/*.csv", *TEMPLATES]}
     | {"vil.ops.native": ["*.h", "*.cpp"]},
 )

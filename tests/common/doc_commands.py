@@ -66,6 +66,8 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file leaves.yaml": PHOTOS,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/finetuned": OF_THREE,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/timm": NO_DOWNLOAD,
+    "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/dinov2": NO_DOWNLOAD,
+    "embed --probe --data photos": ("INPUT.IMAGE_SIZE=56", "DEVICE=cpu"),
     "train --config-file own/faster_rcnn": DETECTOR,
     "train --config-file own/segmentation": MASKS,
     "train --config-file scenes": SCENES,

@@ -44,6 +44,7 @@ COMMANDS = {
     "sweep": "train every combination of settings, and compare the results in one table",
     "evaluate": "evaluate weights on the test sets",
     "predict": "predict the classes of images, or the objects in them",
+    "demo": "serve a page to try a model on: drop an image, see the prediction",
     "embed": "compute features of images, or measure how well the features separate classes",
     "data check": "check the data of a config: classes, sizes, broken images, leaks",
     "convert": "convert a checkpoint to a self-describing safetensors file",

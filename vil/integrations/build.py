@@ -34,7 +34,7 @@ def build_network(
     `build_external`; an MsViT always accepts them. Raises ConfigError if the config is invalid.
     """
     torch.manual_seed(cfg.SEED)
-    arch = cfg.MODEL.ARCH
+    arch, patch = cfg.MODEL.ARCH, cfg.MODEL.PATCH_ATTENTION
     if arch == "msvit":
         warn_unused(cfg, "MODEL.ARCH is msvit", ["MODEL.PATCH_ATTENTION"])
         return build_msvit(cfg, num_outputs)
@@ -58,8 +58,8 @@ def build_network(
         grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
         any_size=any_size,
     )
-    if cfg.MODEL.PATCH_ATTENTION:
-        patch_from_text(model, cfg.MODEL.PATCH_ATTENTION, cfg.INPUT.IMAGE_SIZE)
+    if patch:
+        patch_from_text(model, patch, cfg.INPUT.IMAGE_SIZE)
     if arch in NORMALIZED_BY_HALF:
         model.transform_input = False  # INPUT.MEAN and INPUT.STD are those of the weights instead
     if cfg.FINETUNE.FREEZE_STAGES:
