@@ -97,6 +97,7 @@ def test_a_click_draws_the_attention_of_its_token(served, digit):
         ("predict", b"", 400, "this is no image that can be read"),
         ("attention?row=999&col=1", None, 400, "no token covers pixel 999,1"),
         ("attention?row=a&col=1", None, 400, "invalid literal"),
+        ("attention?row=1", None, 400, "invalid literal"),
         ("nothing", None, 404, "there is no /nothing"),
     ],
 )

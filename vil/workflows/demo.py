@@ -58,7 +58,7 @@ class Demo:
         if self.has_attention:
             try:
                 self.attention(_encode(Image.new("RGB", (64, 64))), 0, 0)
-            except (ConfigError, DataError, ValueError) as error:
+            except (ConfigError, DataError, UnreadableImage, ValueError) as error:
                 log.info("the page shows no attention: %s", error)
                 self.has_attention = False
 
@@ -66,6 +66,7 @@ class Demo:
         """Return the page as HTML."""
         about = noun_of(self.model.cfg.TASK)
         values = dict(title=self.title, about=about, has_attention=self.has_attention)
+        values["max_bytes"] = MAX_BYTES
         return render_template("workflows/demo.html.j2", **values)
 
     def predict(self, content: bytes) -> dict[str, Any]:
@@ -108,16 +109,17 @@ class Demo:
 
     def _read(self, content: bytes) -> ImageList:
         """Return the image in a file as a collection. Raises DataError if it is too large."""
-        try:
-            with open_image(io.BytesIO(content)) as image:
-                width, height = image.size
-        except UnreadableImage as error:
-            raise DataError(f"this is no image that can be read: {error}") from error
-        if width * height > MAX_PIXELS:
-            raise DataError(
-                f"the image has {width} x {height} pixels, more than the {MAX_PIXELS // 10**6} "
-                "million of this page: use vil predict"
-            )
+        if not content.startswith(b"\x93NUMPY"):  # an array has no more pixels than bytes
+            try:
+                with open_image(io.BytesIO(content)) as image:
+                    width, height = image.size
+            except UnreadableImage as error:
+                raise DataError(f"this is no image that can be read: {error}") from error
+            if width * height > MAX_PIXELS:
+                raise DataError(
+                    f"the image has {width} x {height} pixels, more than the "
+                    f"{MAX_PIXELS // 10**6} million of this page: use vil predict"
+                )
         return ImageList([ImageSource("image", content)], **read_options(self.model.cfg))
 
 
@@ -172,11 +174,12 @@ class Handler(BaseHTTPRequestHandler):
             if parts.path == "/predict":
                 found = demo.predict(content)
             elif parts.path == "/attention" and demo.has_attention:
-                place = {name: int(values[0]) for name, values in parse_qs(parts.query).items()}
-                found = demo.attention(content, place["row"], place["col"])
+                place = parse_qs(parts.query)
+                row, col = (int(place.get(name, ["no number"])[0]) for name in ("row", "col"))
+                found = demo.attention(content, row, col)
             else:
                 return self.answer(HTTPStatus.NOT_FOUND, {"error": f"there is no {parts.path}"})
-        except (ConfigError, DataError, KeyError, ValueError) as error:
+        except (ConfigError, DataError, UnreadableImage, ValueError) as error:
             return self.answer(HTTPStatus.BAD_REQUEST, {"error": str(error)})
         except Exception as error:  # the server must go on
             log.exception("a request failed")
