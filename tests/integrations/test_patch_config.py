@@ -85,6 +85,9 @@ def test_a_model_without_a_grid_of_patches_is_refused(arch, message):
 def test_a_window_that_covers_the_grid_is_a_warning(caplog):
     build_network(config("window=2"), 4)
     assert not caplog.records
+    build_network(config("window=1000000000"), 4)
+    assert "attends to all" in caplog.text
+    caplog.clear()
     build_network(config("window=3"), 4)
     assert "for images of 96 pixels, each of the 6 x 6 patches attends to all" in caplog.text
 

@@ -18,6 +18,7 @@ from vil.utils.errors import ConfigError, one_line
 from vil.utils.extras import is_installed
 
 FILE = "trackers.json"  # in the run's folder: {tracker: id of its run}
+LONGEST = 500  # characters of a parameter, a limit of older servers of MLflow
 NOT_IN_NAMES = re.compile(r"[^\w\-. /:]")  # characters that MLflow does not allow
 
 
@@ -86,7 +87,7 @@ class MLflow:
         run = mlflow.start_run(run_id=run_id or None, run_name=folder.name)
         self.run_id = run.info.run_id
         if not run_id:  # parameters cannot be changed
-            mlflow.log_params(config)
+            mlflow.log_params({key: str(value)[:LONGEST] for key, value in config.items()})
 
     def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
         named = {f"{split}/{name}": x for name, x in metrics.items() if math.isfinite(x)}

@@ -118,11 +118,15 @@ def patch_from_text(model: nn.Module, text: str, img_size: int) -> None:
         patch_attention(model, **arguments)
     except ValueError as error:
         raise ValueError(f"MODEL.PATCH_ATTENTION {text!r}: {error}") from None
-    modules = [module for module in model.modules() if isinstance(module, PatchedLongformer)]
     grid = patch_grid(model, img_size)
+    patched = (module for module in model.modules() if isinstance(module, PatchedLongformer))
+    windows = {module.window(grid, 0) for module in patched}
     # the corner attends to the fewest patches
-    seen = [len(attended_keys(module.window(grid, 0), 0, 0)) for module in modules]
-    if seen and min(seen) >= grid[0] * grid[1]:
+    is_full = [
+        max(grid) <= window.size or len(attended_keys(window, 0, 0)) >= grid[0] * grid[1]
+        for window in windows
+    ]
+    if windows and all(is_full):
         log.warning(
             "MODEL.PATCH_ATTENTION %s: for images of %d pixels, each of the %d x %d patches "
             "attends to all others: choose a smaller window, or larger images",
