@@ -8,6 +8,7 @@ import csv
 import importlib
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -182,6 +183,7 @@ def test_the_readme_s_results_are_those_published_and_measured():
     assert next(found) == round(next(iter(metrics.values()))["acc@1"], 2)
     scenes = json.loads((RESULTS / "scenes-cpu.json").read_text())
     assert next(found) == round(scenes["mask_rcnn"]["box_ap"], 1)
+    assert next(found) == round(earth_medians()["vil_nano, mlp"][3], 2)
     engine = json.loads((RESULTS / "attention-engine-cpu.json").read_text())["ratios"]
     ratios = {row["name"].partition(" ")[2]: row["value"] for row in engine}
     for other in ("full sdpa", "chunk_handgrad"):
@@ -192,6 +194,23 @@ def test_the_readme_s_results_are_those_published_and_measured():
     swin = next(row for row in rows if "swin_tiny" in row["model"])
     assert next(found) == round(float(ours["training"]) / float(swin["training"]), 1)
     assert next(found, None) is None
+
+
+def earth_medians() -> dict[str, list[float]]:
+    """{model: medians over seeds of the metrics on the validation band, then on the test band}."""
+    runs = json.loads((RESULTS / "earth.json").read_text())["runs"]
+    names = [(part, metric) for part in ("val", "test")
+             for metric in ("miou", "lake IoU", "boundary_f1")]  # fmt: skip
+    return {
+        model: [statistics.median(row[part][metric] for row in rows) for part, metric in names]
+        for model, rows in runs.items()
+    }
+
+
+def test_the_segmentation_page_has_the_measured_numbers():
+    page = read("docs/guides/segmentation.md").replace("**", "")
+    for model, medians in earth_medians().items():
+        assert f"| {' | '.join(f'{value:.2f}' for value in medians)} |" in page, model
 
 
 def test_the_detection_page_has_the_measured_numbers():
