@@ -14,8 +14,8 @@ IMAGE_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
 # read; listed in docs/reference/run_folder.md. Others, such as report.html, may be replaced.
 RUN_ENTRIES = {
     "config.yaml", "command.txt", "env.txt", "status.json", "log.txt", "metrics.jsonl", "tb",
-    "plots", "checkpoints", "autotune.json", "classes.txt", "bad_samples.txt", "crash", "run.lock",
-    "eval", "calibration.json", "test_results.json",
+    "trackers.json", "plots", "checkpoints", "autotune.json", "classes.txt", "bad_samples.txt",
+    "crash", "run.lock", "eval", "calibration.json", "test_results.json",
 }  # fmt: skip
 
 
