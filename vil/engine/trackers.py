@@ -134,8 +134,9 @@ def open_trackers(
         except OSError:
             raise
         except Exception as error:  # of a server, a login or a library
-            hint = "; WANDB_MODE=offline needs neither" if name == "wandb" else ""
-            raise ConfigError(f"LOG.TRACKERS {name}: {one_line(error)}{hint}") from error
+            hint = "; WANDB_MODE=offline needs no login" if name == "wandb" else ""
+            reason = one_line(error).rstrip(".")
+            raise ConfigError(f"LOG.TRACKERS {name}: {reason}{hint}") from error
     ids |= {name: tracker.run_id for name, tracker in trackers.items() if tracker.run_id}
     if ids:
         replace_text(file, json.dumps(ids) + "\n")
