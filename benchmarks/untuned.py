@@ -1,6 +1,7 @@
 """Measure what vil does on a CPU without tuning, and next to another program.
 
   python benchmarks/untuned.py             all parts, and benchmarks/results/untuned-cpu.json
+                                           (untuned-cpu-amd.json: on a CPU of AMD)
   python benchmarks/untuned.py busy --rounds 15      some parts; writes no file
 
 models  images per second of vil_tiny over deit_tiny, and of vil_small over swin_tiny: evaluation,

@@ -470,7 +470,9 @@ def test_a_model_trains_alike(calls):
 @pytest.mark.parametrize("phase", ["training", "evaluation", "optimized for inference"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", NAMES)
-def test_the_rule_depends_on_tokens_and_channels(kind, dtype, phase):
+@pytest.mark.parametrize("amd", [False, True], ids=["other", "amd"])
+def test_the_rule_depends_on_tokens_and_channels(amd, kind, dtype, phase, monkeypatch):
+    monkeypatch.setattr(library, "_is_amd", lambda: amd)
     case = LinearCase(kind, 50_000, 48, 48, dtype, packed="inf" in phase)
     case = replace(case, needs_grad=phase == "training")
     if kind in (NORM_LINEAR, MLP) or not case.packed:

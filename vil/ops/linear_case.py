@@ -35,46 +35,54 @@ ROWS_PER_TASK = {"training": 768, "evaluation": 256}
 RULED_AS = {LINEAR: LINEAR_RESIDUAL, NORM_LINEAR_RESIDUAL: NORM_LINEAR}
 # {(kind, phase): {result of `library.arithmetic`: {most input channels: fewest tokens}}}: from how
 # many tokens on the C++ code is selected. It is not for more channels than a row lists.
-# From `vil tune` on two cores of an Intel Xeon with AMX, and of one without, with 48 to 768
-# channels and 50 to 50,000 tokens.
+# From `vil tune` on two cores of an Intel Xeon with AMX, of one without, and of an AMD EPYC, with
+# 48 to 768 channels and 50 to 50,000 tokens.
 NATIVE_FROM = {
     (NORM_LINEAR, "training"): {
         "float32": {96: 3200},
-        "bfloat16": {48: 1, 96: 800},
+        "float32 on AMD": {768: 2400},
+        "bfloat16": {48: 1, 96: 800, 192: 12_800},
         "amx": {96: 1, 192: 800},
     },
     (NORM_LINEAR, "evaluation"): {
         "float32": {96: 800, 192: 3200},
+        "float32 on AMD": {96: 800, 192: 150, 768: 1},
         "bfloat16": {768: 1},
         "amx": {384: 1},
     },
     (NORM_LINEAR, "optimized for inference"): {
         "float32": {192: 1},
+        "float32 on AMD": {768: 1},
         "bfloat16": {768: 1},
         "amx": {192: 1},
     },
     (LINEAR_RESIDUAL, "training"): {
         "float32": {96: 12_800},
-        "bfloat16": {48: 1, 96: 800},
+        "float32 on AMD": {96: 12_800, 768: 2400},
+        "bfloat16": {96: 1, 192: 800},
         "amx": {96: 1, 192: 800},
     },
     (LINEAR_RESIDUAL, "evaluation"): {
         "float32": {48: 3200, 384: 800},
+        "float32 on AMD": {96: 800, 768: 150},
         "bfloat16": {768: 1},
         "amx": {768: 1},
     },
     (MLP, "training"): {
         "float32": {96: 800, 192: 3200},
-        "bfloat16": {96: 1},
+        "float32 on AMD": {768: 800},
+        "bfloat16": {96: 1, 192: 800},
         "amx": {96: 1, 192: 800, 384: 3200},
     },
     (MLP, "evaluation"): {
         "float32": {96: 1, 192: 200, 384: 3200},
+        "float32 on AMD": {768: 1},
         "bfloat16": {768: 1},
         "amx": {768: 1},
     },
     (MLP, "optimized for inference"): {
         "float32": {384: 1},
+        "float32 on AMD": {768: 1},
         "bfloat16": {768: 1},
         "amx": {768: 1},
     },
