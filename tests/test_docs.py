@@ -329,8 +329,9 @@ def test_the_guide_has_the_measured_ways_to_deploy():
             assert f"| {' | '.join(cells)} |" in text
 
 
-def test_the_performance_page_has_the_measured_speeds():
-    ratios = json.loads((RESULTS / "untuned-cpu.json").read_text())["ratios"]
+@pytest.mark.parametrize("file", ["untuned-cpu.json", "untuned-cpu-amd.json"])
+def test_the_performance_page_has_the_measured_speeds(file):
+    ratios = json.loads((RESULTS / file).read_text())["ratios"]
     text = read("docs/guides/performance.md")
     pairs = {"vil_tiny": "deit_tiny_patch16_224", "vil_small": "swin_tiny_patch4_window7_224"}
     pairs_of_tiny = ("vil_tiny", pairs["vil_tiny"])
@@ -352,6 +353,31 @@ def test_the_performance_page_has_the_measured_speeds():
     ):
         pair = [ratios[f"{name}, training step: next to {what}"] for name in pairs_of_tiny]
         assert sentence.format(*pair) in text
+
+
+def test_the_tutorial_has_the_measured_times_of_patched_models():
+    text = read("docs/tutorials/pretrained.md")
+    rows = json.loads((RESULTS / "patch-attention-cpu.json").read_text())["rows"]
+    found = {way: [row for row in rows if row["way"] == way] for way in ("fused", "patched")}
+    lines = {"|": [f"{row['pixels']:,} px" for row in found["fused"]]}
+    for name, way in (("full", "fused"), ("local", "patched")):
+        lines[f"| {name}, seconds"] = [f"{row['seconds']:.2f}" for row in found[way]]
+        lines[f"| {name}, MiB"] = [f"{row['mib']:,.0f}" for row in found[way]]
+    shares = [b["seconds"] / a["seconds"] for a, b in zip(*found.values())]
+    lines["| local over full, seconds"] = [f"{share:.2f}" for share in shares]
+    for start, cells in lines.items():
+        assert f"{start} | {' | '.join(cells)} |" in text
+    assert f"takes {shares[1]:.2f} of the time" in read("docs/guides/patch_attention.md")
+
+
+def test_the_tutorial_has_the_measured_accuracy_of_features():
+    text = read("docs/tutorials/pretrained.md")
+    rows = json.loads((RESULTS / "earth-tiles.json").read_text())["rows"]
+    for way in ("full", "local"):
+        for name in ("knn", "linear"):
+            cells = [f"{row[name]:.2f}" for row in rows if row["attention"] == way]
+            label = {"knn": "nearest neighbors", "linear": "linear probe"}[name]
+            assert f"| {way}, {label} | {' | '.join(cells)} |" in text
 
 
 @pytest.mark.parametrize("folder", ["deploy-nano", "deploy-cutouts"])
