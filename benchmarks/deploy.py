@@ -58,6 +58,7 @@ from vil.integrations.optimize import optimize_for_inference
 from vil.ops.tuning import tuning_cache
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
+from vil.tasks.weight_files import find_weights
 from vil.utils.errors import ConfigError, as_config_error, one_line
 from vil.utils.interleaved_timer import Candidate, time_interleaved
 from vil.utils.lookup import lookup
@@ -65,7 +66,7 @@ from vil.utils.text_table import align
 from vil.workflows.benchmark_results import ResultFolder
 from vil.workflows.execution import execution_of
 from vil.workflows.inference import load_model, open_test_sets, recorded_classes
-from vil.workflows.prepare import find_weights, prepare_for_evaluation
+from vil.workflows.prepare import prepare_for_evaluation
 from vil.workflows.quantization_images import (
     MOST,
     find_calibration_images,

@@ -23,8 +23,8 @@ from shared import CPU, add_json, finish, make_parser, run_vil, write_json
 import vil
 from vil.config import get_config
 from vil.tasks import task_for
+from vil.tasks.weight_files import find_weights
 from vil.utils.machine import machine
-from vil.workflows.prepare import find_weights
 
 CONFIG = "digits/vil_nano.yaml"
 # 28 x 28 tokens in 4 x 4 chunks of 7, 14 x 14 in 2 x 2, then 7 x 7 with full attention

@@ -4,7 +4,7 @@ import torch
 
 from vil.tasks import task_for
 from vil.tasks.base import Task
-from vil.workflows.prepare import find_weights
+from vil.tasks.weight_files import find_weights
 
 CPU = torch.device("cpu")
 

@@ -21,6 +21,9 @@ DETECTOR = (
 SMALL_TASKS = {
     "classification": (*SMALL, *FAKE),
     "detection": DETECTOR,
+    "distillation": (
+        *SMALL, *FAKE, "TASK=distillation", "DISTILL.TEACHER=ViL_Nano_Weights.DIGITS",
+    ),
     "multilabel": (*SMALL, *FAKE, "TASK=multilabel"),
     "regression": (*SMALL, *FAKE, "TASK=regression"),
     "segmentation": (

@@ -80,6 +80,7 @@ _DIGIT_TARGETS = "vil.data.datasets.digit_targets"
 DATASETS.add("digit_angles", f"{_DIGIT_TARGETS}:DigitAngles", "rotated digits, for regression")
 DATASETS.add("digit_sets", f"{_DIGIT_TARGETS}:DigitSets", "scenes of several digits, multilabel")
 DATASETS.add("folder", "vil.data.datasets.folder:Folder", "a folder per class")
+DATASETS.add("images", "vil.data.datasets.images:Images", "any images, without labels")
 DATASETS.add("imagenet", "vil.data.formats.imagenet_zip:imagenet", ZIP_OR_FOLDER, numbered=True)
 DATASETS.add("tar", "vil.data.formats.tar:Tar", "a tar per split with a folder per class")
 DATASETS.add("tsv", "vil.data.formats.tsv:Tsv", "base64 images in TSV rows", numbered=True)

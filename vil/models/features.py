@@ -3,7 +3,7 @@
 This works for models of this package, timm and torchvision. Shapes: B images, D features.
 """
 
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -42,3 +42,29 @@ def head_input(model: nn.Module, images: Tensor) -> Tensor:
             "head cannot be recorded"
         )
     return inputs[-1]
+
+
+def pooled_and_map(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pooled features (B, D) of images (B, C, H, W), and the last map (B, d, X, Y).
+
+    Both are after the final norm. model: an MsViT, or a model of timm with the methods
+    `forward_intermediates` and `forward_head`.
+    """
+    features, (last,) = model.forward_intermediates(images, indices=1, norm=True)
+    pooled = model.forward_head(features, pre_logits=True)
+    return pooled, last
+
+
+def last_channels(model: Any) -> int:
+    """Return the channels d of the last map of `pooled_and_map`."""
+    return _last_feature(model)["num_chs"]
+
+
+def last_stride(model: Any) -> int:
+    """Return the stride of the last map of `pooled_and_map`, in image pixels."""
+    return _last_feature(model)["reduction"]
+
+
+def _last_feature(model: Any) -> dict[str, Any]:
+    info = model.feature_info  # of timm: a list, or an object that has it
+    return list(getattr(info, "info", info))[-1]

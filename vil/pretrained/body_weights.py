@@ -8,6 +8,7 @@ from vil.layers.pos_embed import AbsoluteEmbedding
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.convert_2021 import BACKBONE
 from vil.pretrained.load_weights import Report, load_weights
+from vil.pretrained.student import extract_student
 from vil.pretrained.timm_weights import fit_timm
 from vil.utils.errors import CheckpointError
 
@@ -26,6 +27,7 @@ def load_body(body: nn.Module, state: Mapping[str, Tensor], rule: str) -> Report
     Absolute position embeddings of a classifier are always interpolated to the size of the body's,
     even if `AbsoluteEmbedding.resize` is another method.
     """
+    state, projectors = extract_student(state, body)
     is_msvit = isinstance(body, MsViT)
     detector = any(name.startswith(BACKBONE) for name in state)
     prefixes = BODIES if is_msvit else ()
@@ -49,4 +51,5 @@ def load_body(body: nn.Module, state: Mapping[str, Tensor], rule: str) -> Report
         for embedding, resize in embeddings.items():
             embedding.resize = resize
     report.ignored += [name for name in state if name.removeprefix(prefix) not in kept]
+    report.ignored += projectors
     return report

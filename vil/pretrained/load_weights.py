@@ -31,6 +31,7 @@ from vil.pretrained.convert_2021 import (
     use_2021_rules,
 )
 from vil.pretrained.state_dict_io import read_weights, unwrap
+from vil.pretrained.student import extract_student
 from vil.pretrained.timm_weights import fit_timm
 from vil.utils.errors import CheckpointError
 from vil.utils.lookup import lookup
@@ -123,6 +124,7 @@ def load_weights(
     lookup(RULES, rule, "rule of resizing")
     state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
     model = getattr(model, "_orig_mod", model)  # wrapped by torch.compile
+    state, projectors = extract_student(state, model)
     is_msvit, ignored, given = isinstance(model, MsViT), [], state
     if is_msvit:
         state, ignored = extract_backbone(state)
@@ -140,7 +142,7 @@ def load_weights(
         for key, value in state.items()
         if key in given and given[key].shape != value.shape
     ]
-    report.ignored += ignored
+    report.ignored += ignored + projectors
     log.debug("weights: %s", report)
     if is_msvit and has_2021_names(state):
         use_2021_rules(model)

@@ -19,7 +19,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.tasks import detection, image, segmentation
+from vil.tasks import detection, distillation, image, segmentation
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.registry import Entry, Key, Registry, Section
 
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 TASKS = Registry("task", check="vil.tasks.base:check_task")
 TASKS.add("classification", **image.ENTRIES["classification"])
 TASKS.add("detection", **detection.ENTRY)
+TASKS.add("distillation", **distillation.ENTRY)
 TASKS.add("multilabel", **image.ENTRIES["multilabel"])
 TASKS.add("regression", **image.ENTRIES["regression"])
 TASKS.add("segmentation", **segmentation.ENTRY)

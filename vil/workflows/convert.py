@@ -17,11 +17,11 @@ from vil.pretrained.model_card import build_from_card, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.tasks import TASKS, refuse_without, task_for
 from vil.tasks.image.build import card_transform
+from vil.tasks.weight_files import find_weights
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file, refuse_run_files
 from vil.workflows.calibration import describe_unused
 from vil.workflows.configure import read_class_file
-from vil.workflows.prepare import find_weights
 
 
 def convert(

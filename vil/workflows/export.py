@@ -19,12 +19,13 @@ from vil.export.onnx import require_onnx
 from vil.tasks import TASKS, refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.tasks.image.build import card_transform
+from vil.tasks.weight_files import find_weights
 from vil.utils.errors import ConfigError, os_error_as
 from vil.utils.output_paths import int8_file
 from vil.workflows.calibration import describe_unused
 from vil.workflows.execution import Execution, execution_of
 from vil.workflows.inference import build_with_weights, open_test_sets, refuse_random_weights
-from vil.workflows.prepare import find_weights, move_to_device
+from vil.workflows.prepare import move_to_device
 from vil.workflows.quantization_images import find_calibration_images, iter_calibration_batches
 
 

@@ -26,6 +26,7 @@ from vil.pretrained.load_weights import select_classes
 from vil.pretrained.state_dict_io import POINTERS, read_metadata
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
+from vil.tasks.weight_files import find_weights
 from vil.utils.errors import CheckpointError, ConfigError, in_python_words
 from vil.utils.global_state import preserve_global_state
 from vil.utils.machine import free_bytes, gigabytes
@@ -40,7 +41,7 @@ from vil.workflows.configure import (
     weights_config,
 )
 from vil.workflows.execution import execution_of
-from vil.workflows.prepare import find_weights, prepare_for_evaluation
+from vil.workflows.prepare import prepare_for_evaluation
 
 MAPS = 8  # feature maps of the first stage that a forward pass has in memory at once
 

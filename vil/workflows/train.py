@@ -44,6 +44,7 @@ from vil.report.curves import draw, plot_of
 from vil.report.run_record import RunRecord, metrics
 from vil.tasks import task_for, with_num_classes
 from vil.tasks.cost import num_params
+from vil.tasks.weight_files import find_weights
 from vil.utils.console import echo_error
 from vil.utils.errors import (
     CheckpointError,
@@ -68,7 +69,7 @@ from vil.workflows.execution import execution_of
 from vil.workflows.final_test import evaluate_best
 from vil.workflows.inference import Loaded, load_for_evaluation, open_test_sets
 from vil.workflows.log_forwarding import forward_logs
-from vil.workflows.prepare import find_weights, prepare_for_training
+from vil.workflows.prepare import prepare_for_training
 from vil.workflows.resume_checks import adopt_saved, config_to_keep, fixed_values
 
 POSITION = ("step", "epoch", "split", "wall")  # keys in metrics.jsonl that are no metrics

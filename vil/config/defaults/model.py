@@ -4,6 +4,7 @@ from vil.config.legacy import LEGACY_ATTN_BACKENDS
 from vil.config.rules import (
     Conflict,
     RegistryRule,
+    Rule,
     at_least,
     below_one,
     between,
@@ -195,5 +196,65 @@ DECLARED = (
         "Number of first stages to freeze, of msvit or a timm model. In a plain ViT of timm, each "
         "block is a stage.",
         at_least(0),
+    ),
+    Section(
+        "DISTILL",
+        "Learn from a trained network, the teacher: its features with TASK distillation, which "
+        "needs no labels, and its outputs with TASK classification and multilabel "
+        "(docs/guides/distillation.md).",
+    ),
+    Key(
+        "TEACHER",
+        "",
+        "timm/NAME, dinov2_small, a run's folder, a weight file that vil convert wrote, or a name "
+        "such as ViL_Nano_Weights.DIGITS; empty: none.",
+    ),
+    Key(
+        "WEIGHTS",
+        "",
+        "Weights of a teacher timm/NAME, as in MODEL.MODEL_PATH; empty: the published ones.",
+    ),
+    Key(
+        "IMAGE_SIZE",
+        0,
+        "Side of the teacher's images in pixels. 0: the teacher's own, or with TASK distillation "
+        "the one nearest to INPUT.IMAGE_SIZE whose grid is a multiple of the student's.",
+        at_least(0),
+    ),
+    Key(
+        "CACHE",
+        "",
+        "Folder to keep the teacher's outputs in, so that each image is computed once. Training "
+        "images are then not augmented; empty: no cache.",
+    ),
+    Key(
+        "SHARE",
+        0.5,
+        "Share of the teacher's outputs in the loss; labels have the rest (arXiv:1503.02531).",
+        probability,
+    ),
+    Key(
+        "TEMPERATURE",
+        1.0,
+        "Divisor of the logits of classes of both networks before the softmax.",
+        positive,
+    ),
+    Key(
+        "SIZES",
+        [],
+        "Sizes of the teacher's summary and dense features, which a run of TASK distillation "
+        "records.",
+        Rule(lambda v: len(v) in (0, 2) and all(n > 0 for n in v), "two numbers above 0"),
+        element=0,
+    ),
+    Conflict(
+        ("DISTILL.WEIGHTS", "DISTILL.TEACHER"),
+        lambda weights, teacher: bool(weights) and not teacher.startswith("timm/"),
+        "only a teacher timm/NAME takes weights: any other has its own",
+    ),
+    Conflict(
+        ("DISTILL.CACHE", "AUG.MIXUP_PROB"),
+        lambda cache, mixup: bool(cache) and mixup > 0,
+        "mixed images are never the same again: set AUG.MIXUP_PROB to 0, or leave out the cache",
     ),
 )

@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 # Config keys and sections that detectors do not use.
 UNUSED = (
     "INPUT.CROP_PCT", "INPUT.INTERPOLATION", "LOSS", "FINETUNE.FINETUNE", "FINETUNE.USE_TRAIN_AUG",
-    "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree().AUG if name != "REPEATED_AUG"),
+    "MODEL.VIT.AVG_POOL", "DISTILL",
+    *(f"AUG.{name}" for name in tree().AUG if name != "REPEATED_AUG"),
 )  # fmt: skip
 UNUSED_BY = {
     "retinanet": ("DETECTION.RPN", "DETECTION.BOX", "DETECTION.MASK"),

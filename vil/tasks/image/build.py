@@ -31,6 +31,7 @@ from vil.engine.distributed import DistInfo
 from vil.integrations.build import build_network
 from vil.pretrained.load_weights import Report, load_weights
 from vil.tasks.base import AttentionInput, Datasets, ImageMeta, trains_batch_norm
+from vil.tasks.distillation.outputs import OutputDistillation
 from vil.tasks.image import LOSSES
 from vil.tasks.image.class_metrics import metric_names
 from vil.tasks.image.classes import Classes
@@ -38,6 +39,7 @@ from vil.tasks.image.labels import Labels
 from vil.tasks.image.losses import build_loss
 from vil.tasks.image.numbers import Numbers
 from vil.tasks.image.task import ImageTask
+from vil.tasks.teacher import build_teacher
 from vil.utils.console import printable
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.safe_files import path_below
@@ -63,11 +65,13 @@ class ConfiguredTask(ImageTask):
     target_keys: {argument of `kind`: config key that sets it}.
     unused: config keys and sections that the task does not use.
     has_mixup: whether the task supports mixup and cutmix.
+    learns_outputs: whether the task can learn the outputs of DISTILL.TEACHER.
     """
 
     target_keys: Mapping[str, str] = {}
     unused: Sequence[str] = ()
     has_mixup = False
+    learns_outputs = False
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device, **own: Any):
@@ -88,6 +92,8 @@ class ConfiguredTask(ImageTask):
         transform = partial(eval_transform, size, channels=channels, **images)
         # built later, because a command may need only one of them
         self.build_train_transform = partial(build_train_transform, cfg, images)
+        if cfg.DISTILL.CACHE:  # the same pixels in every epoch
+            self.build_train_transform = transform
         self.build_network = partial(build_network, cfg, cfg.DATA.NUM_CLASSES)
         self.finetune = dict(head=cfg.FINETUNE.HEAD, rule=cfg.FINETUNE.RESIZE)
         self._parts: dict[str, dict[str, np.ndarray]] = {}  # {dataset: {split: indices}}
@@ -100,9 +106,18 @@ class ConfiguredTask(ImageTask):
             memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT],
             transform=transform(),
             crop_transform=transform(crop_pct=1.0),
+            distillation=self.build_distillation(cfg, device),
         )
         if cfg.DATA.NUM_CLASSES != "auto":
             self.check_outputs(num_outputs)
+
+    def build_distillation(self, cfg: CfgNode, device: torch.device) -> OutputDistillation | None:
+        """Build the loss of a teacher's outputs, if the config has a teacher."""
+        if not (cfg.DISTILL.TEACHER and self.learns_outputs) or cfg.DATA.NUM_CLASSES == "auto":
+            return None
+        options = dict(share=cfg.DISTILL.SHARE, temperature=cfg.DISTILL.TEMPERATURE)
+        teacher = build_teacher(cfg, device, cfg.DATA.NUM_CLASSES)
+        return OutputDistillation(teacher, self.kind.activation, **options)
 
     def check_outputs(self, num_outputs: int) -> None:
         """Raise ConfigError if a setting does not fit the number of outputs of the network."""
@@ -210,7 +225,7 @@ class ConfiguredTask(ImageTask):
             is_free = is_mapped or self.accepts_any_classes or settings.num_classes == "auto"
             if is_numbered(name) and not is_free:
                 own.setdefault("num_classes", settings.num_classes)
-            if "target_type" in taken:
+            if "target_type" in taken and self.target_type:
                 own["target_type"] = self.target_type
             if self._is_for_evaluation(name):
                 own.setdefault("all_rows", True)
@@ -222,7 +237,7 @@ class ConfiguredTask(ImageTask):
                     "INPUT.CHANNELS to 1 or 3"
                 )
             dataset = build_dataset(name, settings.path, split, loader_transform(transform), **own)
-        if dataset.target_type != self.target_type:
+        if self.target_type and dataset.target_type != self.target_type:
             raise DataError(
                 f"{name} has {TARGETS[dataset.target_type]} per image, but TASK {settings.task} "
                 f"needs {TARGETS[self.target_type]} per image: use another dataset or TASK"
@@ -244,7 +259,7 @@ class Classification(ConfiguredTask):
     }
     output_formats = Classes.formats
     complete_formats = ("probabilities",)
-    has_mixup = True
+    has_mixup = learns_outputs = True
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
@@ -300,6 +315,7 @@ class Multilabel(ConfiguredTask):
     }
     unused = ("LOSS.LOSS", "LOSS.FOCAL", "LOSS.LOGIT_ADJUSTMENT", "DATA.TARGETMAP")
     output_formats = Labels.formats
+    learns_outputs = True
 
 
 class Regression(ConfiguredTask):
@@ -311,7 +327,7 @@ class Regression(ConfiguredTask):
         "mean": "REGRESSION.MEAN",
         "std": "REGRESSION.STD",
     }
-    unused = ("LOSS", "DATA.TARGETMAP")
+    unused = ("LOSS", "DATA.TARGETMAP", "DISTILL")
     output_formats = Numbers.formats
     learned_keys = ("REGRESSION.MEAN", "REGRESSION.STD")
 

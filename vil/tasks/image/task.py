@@ -36,6 +36,7 @@ from vil.integrations.optimize import OptimizedModel
 from vil.models.features import pooled_features
 from vil.tasks.base import ImageMeta, Task, TaskReport, make_metric
 from vil.tasks.cost import model_cost
+from vil.tasks.distillation.outputs import OutputDistillation
 from vil.tasks.image.predictions import Prediction
 from vil.tasks.image.target import BatchColumns, Outputs, Target, TestSet, merge
 from vil.tasks.streamed_model import StreamedModel
@@ -58,6 +59,7 @@ class ImageTask(Task):
         image_weights: weight of each training image in the loss, 1-dim; None: all weights are 1.
         crop_transform: evaluation transform for the square crops of test-time augmentation. It
             resizes a crop and must not crop further. None: use `transform`.
+        distillation: mixes the loss with one of a teacher's outputs; None: there is no teacher.
         common: arguments of `Task`.
 
     kind: class of `target`, for a task that is built from a config.
@@ -76,6 +78,7 @@ class ImageTask(Task):
         transform: Callable[[Image.Image], Tensor] | None = None,
         crop_transform: Callable[[Image.Image], Tensor] | None = None,
         image_weights: Tensor | None = None,
+        distillation: OutputDistillation | None = None,
         **common: Any,
     ):
         if not hasattr(self, "metric"):
@@ -83,7 +86,7 @@ class ImageTask(Task):
         super().__init__(**common)
         self.target, self.target_type = target, target.target_type
         self.transform, self.crop_transform = transform, crop_transform or transform
-        self.image_weights = target.to_device(image_weights)
+        self.image_weights, self.distillation = target.to_device(image_weights), distillation
         target.check_weights(image_weights is not None)
 
     @classmethod
@@ -102,6 +105,8 @@ class ImageTask(Task):
         self.image_weights = self.target.to_device(weights)
         self.learned_settings = self.target.read_targets(dataset)
         self.target.check_weights(weights is not None)
+        if self.distillation is not None:
+            self.distillation.open(dataset, loader.classes)
         return loader
 
     def count_classes(self, dataset: ImageDataset) -> dict[str, int]:
@@ -130,7 +135,8 @@ class ImageTask(Task):
         outputs, weights = model(batch.images), self.image_weights
         if weights is not None:
             weights = weights[copy_to_device(batch.indices, self.device)]
-        return self.target.loss(outputs, batch, weights)
+        loss = self.target.loss(outputs, batch, weights)
+        return self.distillation.mix(loss, outputs, batch) if self.distillation else loss
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         results = self.collect(model, name, between)
@@ -231,11 +237,14 @@ class ImageTask(Task):
         return task
 
     def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        images = self._stack(inputs)
+        return self.compute_features(model, self._stack(inputs)).cpu()
+
+    def compute_features(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the pooled features (B, D) float32 of images (B, c, H, W), on the device."""
         if isinstance(model, OptimizedModel):
-            return model.call(partial(pooled_features, model.model), images).cpu()
+            return model.call(partial(pooled_features, model.model), images)
         with autocast(self.device, self.amp_dtype):
-            return pooled_features(model, images).float().cpu()
+            return pooled_features(model, images).float()
 
     def export(
         self, model: nn.Module, path: Path, *, metadata: Mapping[str, str], **options: Any

@@ -50,7 +50,7 @@ UNUSED = (  # config keys and sections that the task does not use
     "AUG.MIXCUT_MINMAX", "AUG.MIXUP_MODE", "AUG.MIXUP_SWITCH_PROB", "AUG.TRANSFORM",
     *(f"AUG.TIMM_AUG.{name}" for name in ("HFLIP", "VFLIP", "RE_PROB", "RE_MODE", "RE_COUNT")),
     "MODEL.VIT.AVG_POOL", "FINETUNE.FINETUNE",
-    "FINETUNE.USE_TRAIN_AUG", "DATA.TARGETMAP",
+    "FINETUNE.USE_TRAIN_AUG", "DATA.TARGETMAP", "DISTILL",
 )  # fmt: skip
 # {whether AUG.TIMM_AUG.USE_TRANSFORM is set: keys of the augmentation of colors}
 COLORS = {

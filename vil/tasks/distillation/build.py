@@ -1,0 +1,109 @@
+"""Build the distillation task from a config: teacher, student, datasets."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from vil.data.dataset import ImageDataset
+from vil.data.datasets.composed import ConcatImageDataset
+from vil.data.loader import EvalLoader, TrainLoader
+from vil.engine.distributed import DistInfo
+from vil.integrations.build import build_network
+from vil.models.features import last_stride
+from vil.pretrained.load_weights import Report
+from vil.tasks.base import trains_batch_norm
+from vil.tasks.cost import CostRow, model_cost
+from vil.tasks.distillation.model import Student, load_student
+from vil.tasks.distillation.target import Features
+from vil.tasks.distillation.teacher import TRAIN, check_features
+from vil.tasks.image.build import ConfiguredTask
+from vil.tasks.teacher import build_teacher
+from vil.utils.errors import ConfigError, as_config_error
+
+
+class Distillation(ConfiguredTask):
+    """Learns the features of a teacher from images. Classes of the images are ignored."""
+
+    kind = Features
+    target: Features
+    unused = ("LOSS", "DATA.TARGETMAP", "DISTILL.SHARE", "DISTILL.TEMPERATURE")
+    output_formats = Features.formats
+    learned_keys = ("DISTILL.SIZES",)
+    accepts_any_classes = True
+
+    @as_config_error
+    def __init__(self, cfg: CfgNode, device: torch.device):
+        super().__init__(cfg, device, teacher=build_teacher(cfg, device))
+        self.teacher = self.target.teacher
+        self.sizes, self.rule = tuple(cfg.DISTILL.SIZES), cfg.FINETUNE.RESIZE
+        self.build_body = partial(build_network, cfg, 0)
+
+    # ---- network
+
+    @as_config_error
+    def build_model(self, *, load_pretrained: bool = False) -> Student:
+        # before the body, which sets the seed of its and of the projectors' random weights
+        self.sizes = self.sizes or self.teacher.sizes
+        body, side = self.build_body(load_pretrained=load_pretrained), self.settings.image_size
+        check_features(body, "the network of MODEL.ARCH")
+        self.target.grid = (side // last_stride(body),) * 2
+        self.teacher.fit_grid(self.target.grid, side)
+        self.has_batch_norm = trains_batch_norm(body)
+        return Student(body, *self.sizes)
+
+    @as_config_error
+    def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
+        return load_student(model, path, self.rule)
+
+    def cost(self, model: Student, size: tuple[int, int]) -> list[CostRow]:
+        return model_cost(model.body, size)
+
+    # ---- data
+
+    @as_config_error
+    def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
+        loader = super().train_loader(dist, **options)
+        self.learned_settings = {"DISTILL.SIZES": list(self.sizes)} if self.sizes else {}
+        if self.target.grid:  # of a network to train
+            self.teacher.open({TRAIN: loader.samples.dataset})
+        return loader
+
+    def test_loaders(self, dist: DistInfo, **options: Any) -> dict[str, EvalLoader]:
+        loaders = super().test_loaders(dist, **options)
+        if self.target.grid:
+            self.teacher.open({name: loader.dataset for name, loader in loaders.items()})
+        return loaders
+
+    def open_train_set(self) -> ImageDataset:
+        transform = self.build_train_transform()
+        names = self.settings.train
+        sets = [self._open_part(name, "train", transform) for name in names]
+        return sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
+
+    def open_test_set(self, name: str, split: str = "val") -> ImageDataset:
+        return self._open_part(name, split, self.transform)
+
+    def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
+        super()._check(dataset, name, match=False)
+
+    def format_target(self, target: Tensor) -> str:
+        return ""
+
+    def describe_target(self, dataset: ImageDataset, index: int) -> None:
+        return None
+
+    # ---- inference
+
+    def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the pooled features (B, D) of the network for images (B, c, H, W)."""
+        return self.compute_features(model, images)
+
+    def load_exported(self, path: Path, format: str) -> nn.Module:
+        raise ConfigError(
+            "--check needs the features of the teacher, but the file has those of the network: "
+            "leave it out"
+        )

@@ -1,0 +1,94 @@
+"""A student: a network without its head, and projectors to the features of a teacher.
+
+Shapes: B images, c channels, H W size of the images in pixels; X Y rows and columns of the last
+grid; D features of the teacher.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vil.models.features import last_channels, pooled_and_map
+from vil.optim.param_groups import number_layers
+from vil.pretrained.load_weights import Report, load_weights
+from vil.pretrained.state_dict_io import read_weights
+from vil.pretrained.student import BODY
+
+
+class Student(nn.Module):
+    """Predicts the features of a teacher. The projectors are used only for that.
+
+    body: an MsViT or a model of timm without head. summary_size, dense_size: sizes D of the
+    teacher's summary and dense features.
+    """
+
+    def __init__(self, body: Any, summary_size: int, dense_size: int) -> None:
+        super().__init__()
+        self.body = body
+        self.summary = projector(body.head_hidden_size, summary_size)
+        self.dense = projector(last_channels(body), dense_size)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Map normalized images (B, c, H, W) to the predicted summaries (B, D) and dense features
+        (B, X*Y, D) of the teacher."""
+        pooled, dense = pooled_and_map(self.body, images)
+        return self.summary(pooled), self.dense(dense.flatten(2).mT)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return the body's features of images (B, c, H, W)."""
+        return self.body.forward_features(images)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool the body's features."""
+        return self.body.forward_head(x, pre_logits=True)
+
+    @property
+    def attention_body(self) -> nn.Module:
+        """Submodule with the attention layers."""
+        return self.body
+
+    @property
+    def num_layers(self) -> int:
+        """Largest layer index that `layer_of` returns."""
+        return max(self._layers.values()) + 1
+
+    def layer_of(self, name: str) -> int:
+        """Return the layer index of the parameter `name`, for layer-wise learning rate decay. The
+        projectors are in the last layer."""
+        inner = name.removeprefix(BODY)
+        return self.num_layers if inner == name else self._layers[inner]
+
+    @cached_property
+    def _layers(self) -> dict[str, int]:
+        return number_layers(self.body)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the body's parameters to exclude from weight decay."""
+        names = getattr(self.body, "no_weight_decay", set)()
+        return {BODY + name for name in names}
+
+
+def projector(size: int, target_size: int) -> nn.Module:
+    """Build a two-layer MLP with LayerNorm and GELU between the layers, as in AM-RADIO
+    (arXiv:2312.06709)."""
+    return nn.Sequential(
+        nn.Linear(size, target_size),
+        nn.LayerNorm(target_size),
+        nn.GELU(),
+        nn.Linear(target_size, target_size),
+    )
+
+
+def load_student(model: Student, weights: Mapping[str, Tensor] | Path, rule: str) -> Report:
+    """Load a weight file into a student, and return a report of what was loaded.
+
+    Weights of another model, such as a classifier, are loaded only into the body. rule: see
+    `load_weights`.
+    """
+    state = read_weights(weights) if isinstance(weights, Path) else weights
+    if model.state_dict().keys() <= state.keys():
+        return load_weights(model, state, rule=rule)
+    return load_weights(model.body, state, head="new", rule=rule)

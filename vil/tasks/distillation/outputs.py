@@ -1,0 +1,62 @@
+"""Learn the outputs of a teacher besides labels: knowledge distillation.
+
+Source: Hinton, Vinyals and Dean, arXiv:1503.02531, section 2. Shapes: B images, K classes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vil.data.batch import Batch
+from vil.data.dataset import LoadableDataset
+from vil.engine.loop import Loss
+from vil.tasks.distillation.teacher import TRAIN, Teacher
+from vil.utils.errors import ConfigError
+
+
+class OutputDistillation:
+    """Mixes the loss of the labels with one of the teacher's outputs.
+
+    activation: function of the outputs, "softmax" for classes or "sigmoid" for labels.
+    share: weight of the teacher's part; the labels' part has the rest.
+    temperature: divisor of the logits of both networks before a softmax. The teacher's part is
+    multiplied by its square, as in the paper.
+    """
+
+    def __init__(self, teacher: Teacher, activation: str, *, share: float, temperature: float):
+        self.teacher, self.activation = teacher, activation
+        self.share, self.temperature = share, temperature
+
+    def open(self, dataset: LoadableDataset, classes: Sequence[str]) -> None:
+        """Load the teacher. dataset: training set. classes: names of the student's classes. Raises
+        ConfigError if the teacher is known to have other ones."""
+        known = list(self.teacher.source.classes)
+        if known and known != list(classes):
+            raise ConfigError(
+                f"DISTILL.TEACHER {self.teacher.name} has other classes than the training set, "
+                f"such as {next(iter(set(known) ^ set(classes)), known[0])!r}, or in another "
+                "order: use a teacher that was trained with the same classes"
+            )
+        self.teacher.open({TRAIN: dataset})
+
+    def mix(self, loss: Loss, outputs: Tensor, batch: Batch) -> Loss:
+        """Return the loss of a batch with the teacher's part. loss: that of the labels. outputs (B,
+        K): the student's."""
+        wanted = self.teacher.outputs(batch)
+        if wanted.shape != outputs.shape:
+            raise ConfigError(
+                f"DISTILL.TEACHER {self.teacher.name} has {wanted.shape[1]} outputs, but the "
+                f"network has {outputs.shape[1]}: use a teacher with the same classes"
+            )
+        outputs = outputs.float()
+        if self.activation == "softmax":
+            t = self.temperature
+            logs = F.log_softmax(outputs / t, dim=1), F.log_softmax(wanted / t, dim=1)
+            part = t**2 * F.kl_div(*logs, reduction="batchmean", log_target=True)
+        else:
+            part = F.binary_cross_entropy_with_logits(outputs, torch.sigmoid(wanted))
+        total = 1.0 if loss.normalizer is None else loss.normalizer
+        value = (1 - self.share) * loss.value + self.share * part * total
+        return loss._replace(value=value, metrics=loss.metrics | {"teacher": part.detach()})

@@ -1,0 +1,137 @@
+"""Build the teacher of a config, a network whose features or outputs another one learns."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import nn
+from yacs.config import CfgNode
+
+from vil.config import get_config, override
+from vil.data.classes import read_class_names
+from vil.integrations.build import build_network
+from vil.integrations.external_models import PREFIX, build_external, preprocessing
+from vil.pretrained import dinov2
+from vil.pretrained.body_weights import load_body
+from vil.pretrained.load_weights import load_weights
+from vil.pretrained.model_card import build_from_card
+from vil.pretrained.state_dict_io import find_run, read_metadata, read_weights
+from vil.tasks.distillation.teacher import Source, Teacher
+from vil.tasks.weight_files import find_weights
+from vil.utils.errors import ConfigError, as_config_error
+
+# values of TASK of runs whose network can be a teacher
+NORMALIZATION = {
+    "INPUT.MEAN": IMAGENET_DEFAULT_MEAN,
+    "INPUT.STD": IMAGENET_DEFAULT_STD,
+}  # of networks of timm without published weights
+TASKS_OF_RUNS = ("classification", "multilabel", "regression", "distillation")
+
+
+@as_config_error
+def build_teacher(cfg: CfgNode, device: torch.device, num_outputs: int = 0) -> Teacher:
+    """Build the teacher of a config. Its network is found when it is first needed.
+
+    num_outputs: number of its outputs; 0 if only its features are used. Raises ConfigError if the
+    config sets no teacher.
+    """
+    own, images = cfg.DISTILL, cfg.INPUT
+    if not own.TEACHER:
+        raise ConfigError(
+            f"TASK {cfg.TASK} needs a teacher: set DISTILL.TEACHER, for example to dinov2_small or "
+            "timm/vit_small_patch14_dinov2"
+        )
+    mean, std = (list(v) * (images.CHANNELS // len(v)) for v in (images.MEAN, images.STD))
+    shown = images.IMAGE_SIZE, images.CROP_PCT, images.INTERPOLATION, mean, std
+    more = tuple(images.BACKGROUND), tuple(cfg.DATA.VALUE_RANGE)
+    return Teacher(
+        own.TEACHER,
+        partial(as_config_error(_find), cfg, num_outputs),
+        mean=mean,
+        std=std,
+        image_size=own.IMAGE_SIZE,
+        cache=Path(own.CACHE) if own.CACHE else None,
+        cache_key=repr((shown, more)),
+        device=device,
+    )
+
+
+def _find(cfg: CfgNode, num_outputs: int) -> Source:
+    """Find the network of DISTILL.TEACHER. Raises CheckpointError if there are no weights."""
+    given, weights = cfg.DISTILL.TEACHER, cfg.DISTILL.WEIGHTS
+    if given == dinov2.NAME:
+        given, weights = dinov2.ARCH, dinov2.NAME
+    if given.startswith(PREFIX):
+        return _timm_source(cfg, given, weights, num_outputs)
+    return _saved_source(cfg, find_weights(given, cfg.DATA.DATA_DIR))
+
+
+def _timm_source(cfg: CfgNode, arch: str, weights: str, num_outputs: int) -> Source:
+    """Describe a network of timm. weights: a value of MODEL.MODEL_PATH; "": published weights."""
+    published = timm.get_pretrained_cfg(arch.removeprefix(PREFIX))
+    if num_outputs and not weights and published and published.num_classes != num_outputs:
+        raise ConfigError(
+            f"DISTILL.TEACHER {arch}: its published weights have {published.num_classes} classes, "
+            f"not {num_outputs}: train a teacher with your classes, and name its run"
+        )
+    file = find_weights(weights, cfg.DATA.DATA_DIR) if weights else None
+
+    def build(side: int, load: bool) -> nn.Module:
+        options: dict[str, Any] = dict(num_classes=num_outputs, img_size=side)
+        network = build_external(arch, pretrained=load and file is None, **options)
+        if load and file is not None:
+            state = read_weights(file)
+            if num_outputs:
+                load_weights(network, state)
+            else:
+                load_body(network, state, "linear")
+        return network
+
+    known = preprocessing(arch)
+    side = published.input_size[-1] if published else cfg.INPUT.IMAGE_SIZE
+    mean, std = (known.get(key, default) for key, default in NORMALIZATION.items())
+    return Source(build, side, mean, std)
+
+
+def _saved_source(cfg: CfgNode, path: Path) -> Source:
+    """Describe the network of a checkpoint of a run, or of a weight file with a model card."""
+    if run := find_run(path):
+        saved = get_config(run / "config.yaml")
+        if saved.TASK not in TASKS_OF_RUNS:
+            raise ConfigError(
+                f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} is a run of TASK {saved.TASK}: use one of "
+                f"{', '.join(TASKS_OF_RUNS)}"
+            )
+        count = 0 if saved.TASK == "distillation" else saved.DATA.NUM_CLASSES
+        names = read_class_names(run / "classes.txt") if count else []
+
+        def build_run(side: int, load: bool) -> nn.Module:
+            network = build_network(override(saved, [f"INPUT.IMAGE_SIZE={side}"]), count)
+            if load:
+                load_weights(network, path, rule=cfg.FINETUNE.RESIZE)
+            return network
+
+        mean, std = list(saved.INPUT.MEAN), list(saved.INPUT.STD)
+        return Source(build_run, saved.INPUT.IMAGE_SIZE, mean, std, names)
+    card = read_metadata(path)
+    if card is None:
+        raise ConfigError(
+            f"DISTILL.TEACHER {path} does not describe its model: name the folder of a run, a file "
+            "that vil convert wrote, or set DISTILL.TEACHER to timm/NAME and DISTILL.WEIGHTS to "
+            "the file"
+        )
+
+    def build_card(side: int, load: bool) -> nn.Module:
+        network = build_from_card(card, img_size=side)
+        if load:
+            load_weights(network, path, rule=cfg.FINETUNE.RESIZE)
+        return network
+
+    transform, sides = card["transform"] or {}, card["model"]["img_size"]
+    mean = list(transform.get("mean", cfg.INPUT.MEAN))
+    std = list(transform.get("std", cfg.INPUT.STD))
+    side = sides if isinstance(sides, int) else max(sides)
+    return Source(build_card, side, mean, std, list(card["classes"] or []))

@@ -1,0 +1,49 @@
+"""Find the weights that a path or a name given by the user refers to."""
+
+import re
+from pathlib import Path
+
+from vil.engine.checkpoint.manifest import find_corruption
+from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
+from vil.pretrained import dinov2, state_dict_io
+from vil.pretrained.catalog import get_weight
+from vil.utils.errors import CheckpointError, as_config_error
+
+MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # a weights entry of vil.pretrained.catalog
+
+
+@as_config_error
+def find_weights(given: str, data_dir: str) -> Path:
+    """Return the path of a weight file or checkpoint folder.
+
+    given: a name such as "ViL_Tiny_Weights.IMAGENET1K_V1", or a path, which may be relative to
+    `data_dir`. The path of a run's folder selects the run's best checkpoint. The path of a text
+    file `best` or `last` selects the checkpoint that the file names.
+
+    If the checkpoint has averaged weights (OPTIM.EMA), returns the file of these weights. Raises
+    CheckpointError if there are no weights, or if the checkpoint is corrupt.
+    """
+    if MEMBER.fullmatch(given) and not Path(given).exists():
+        return get_weight(given).file()
+    if given == dinov2.NAME and not Path(given).exists():
+        return dinov2.dinov2_file()
+    given = Path(given)
+    places = list(dict.fromkeys((given, Path(data_dir, given))))
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
+        others = f", nor at {places[1]}" if len(places) > 1 else ""
+        raise CheckpointError(f"there are no weights at {given}{others}: check the path")
+    if path.name in state_dict_io.POINTERS and path.is_file():
+        path = resolve_link(path.parent, path.name)
+    elif (path / "config.yaml").is_file():
+        path = resolve_link(path / "checkpoints", "best")
+    if path is None:
+        raise CheckpointError(f"the run in {given} has no best checkpoint yet")
+    if path.is_file() or (path / "config.json").is_file():  # a file, a folder of save_pretrained
+        return state_dict_io.find_weights(path)
+    if reason := find_corruption(path):
+        raise CheckpointError(
+            f"{path} is damaged, or is not a checkpoint: {reason}; give the folder of a run, the "
+            "folder of a checkpoint, or a weight file"
+        )
+    return path / AVERAGE if (path / AVERAGE).is_file() else path
