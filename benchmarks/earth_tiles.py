@@ -20,9 +20,11 @@ import argparse
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from shared import CPU, RESULTS, add_json, make_parser, write_json
 
 from vil.config import get_config
@@ -52,29 +54,41 @@ def name_class(mask: np.ndarray) -> str:
     return "coast" if min(ocean, land) >= 0.1 else ""
 
 
+def corners(part: str) -> Iterator[tuple[int, int]]:
+    """Yield (left, top) of each tile of a part."""
+    columns, rows = EARTH_SIZE
+    width = columns // QUARTERS
+    for quarter in range(QUARTERS):
+        start, end = (int(width * (quarter + share)) for share in PARTS[part])
+        for left in range(start, end - TILE + 1, TILE // 2):
+            for top in range(0, rows - TILE + 1, TILE // 2):
+                yield left, top
+
+
+def write_tile(image: Image.Image, left: int, top: int, folder: Path) -> None:
+    """Write a tile to a folder."""
+    tile = image.crop((left, top, left + TILE, top + TILE))
+    tile.save(folder / f"row{top:04}_column{left:04}.png")
+
+
 def write_tiles(root: Path, most: int) -> dict[str, dict[str, int]]:
     """Write tiles to root/<part>/<class>/, at most `most` of a class for training and half as many
     for testing. Returns {part: {class: number of tiles}}."""
     image, mask = read_earth()
-    columns, rows = EARTH_SIZE
-    width, counts = columns // QUARTERS, {}
-    for part, (first, last) in PARTS.items():
+    counts = {}
+    for part in PARTS:
         found = defaultdict(list)
-        for quarter in range(QUARTERS):
-            start, end = (int(width * (quarter + share)) for share in (first, last))
-            for left in range(start, end - TILE + 1, TILE // 2):
-                for top in range(0, rows - TILE + 1, TILE // 2):
-                    label = name_class(mask[top : top + TILE, left : left + TILE])
-                    found[label].append((left, top))
+        for left, top in corners(part):
+            label = name_class(mask[top : top + TILE, left : left + TILE])
+            found[label].append((left, top))
         found.pop("", None)
         limit = most if part == "train" else most // 2
-        for label, corners in found.items():
+        for label, places in found.items():
             folder = root / part / label
             folder.mkdir(parents=True)
-            chosen = np.random.RandomState(0).permutation(len(corners))[:limit]
-            for left, top in (corners[i] for i in chosen):
-                tile = image.crop((left, top, left + TILE, top + TILE))
-                tile.save(folder / f"row{top:04}_column{left:04}.png")
+            chosen = np.random.RandomState(0).permutation(len(places))[:limit]
+            for left, top in (places[i] for i in chosen):
+                write_tile(image, left, top, folder)
         counts[part] = {label: min(limit, len(found[label])) for label in sorted(found)}
     return counts
 

@@ -68,6 +68,8 @@ def describe_weights(weights: str) -> tuple[list[str], list[str] | None]:
     model = {**model, "img_size": sides[0]}
     own = model["attention_args"] or {}
     found = {key: model[name] for name, key in SETTINGS.items() if name in model}
+    if model["num_classes"] == 0:  # a file without a head
+        del found["DATA.NUM_CLASSES"]
     present = model["attention"].replace("/", ",").split(",")
     read = {key for (kind, _), key in ATTENTION.items() if kind in present}
     for (kind, name), key in ATTENTION.items():

@@ -8,6 +8,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from vil.config.defaults import KEYS, leaves
+from vil.export.trace import find_msvit
 from vil.pretrained.catalog import get_weight
 from vil.pretrained.get_model import get_model
 from vil.pretrained.hub import CONFIG, WEIGHTS, save_pretrained
@@ -67,8 +68,8 @@ def convert(
     if cfg is None:
         model, lines = _build(model_name, str(source), known, state)
     else:
-        model, lines = task_for(cfg, torch.device("cpu")).build_model(), []
-        if not hasattr(model, "specs"):
+        model, lines = find_msvit(task_for(cfg, torch.device("cpu")).build_model()), []
+        if model is None:
             raise ConfigError(
                 f"MODEL.ARCH {cfg.MODEL.ARCH!r} cannot be converted: expected msvit, a model of vil"
             )
@@ -82,12 +83,13 @@ def convert(
     lines.append(f"weights of {path}: {report}")
     lines += filter(None, [describe_unused(str(path), "", head)])
     names = list(class_names) or select_classes(head, known.get("classes"))
+    has_head = isinstance(model.head, nn.Linear)
     if class_file:
         names = read_class_file(class_file, getattr(model.head, "out_features", 0))
     notes = {
         "transform": card_transform(cfg) if cfg else known.get("transform"),
-        "classes": names,
-        "task": describe_task(cfg) if cfg else known.get("task"),
+        "classes": names if has_head else None,
+        "task": describe_task(cfg) if cfg and has_head else known.get("task"),
     }
     if target.suffix == ".safetensors":
         write_weights(target, model.state_dict(), make_model_card(model, **notes, source=path))

@@ -15,9 +15,10 @@ from yacs.config import CfgNode
 
 from vil.data.batch import BadSample
 from vil.data.build import read_options
+from vil.data.classes import match_classes
 from vil.data.datasets.image_list import ImageList, ImageSource, iter_image_batches
 from vil.data.datasets.image_list import Images as ImageCollection
-from vil.data.workers import worker_errors
+from vil.data.workers import count_workers, worker_errors
 from vil.engine.evaluation import evaluating
 from vil.streaming.map_files import create_map
 from vil.tasks import refuse_without
@@ -104,7 +105,7 @@ def collect_features(
         images,
         model.transform,
         batch_size=batch_size or loading.BSZ,
-        workers=loading.WORKERS if num_workers is None else num_workers,
+        workers=count_workers(loading.WORKERS if num_workers is None else num_workers, task.device),
         pin_memory=task.device.type == "cuda",
     )
     features, unreadable = None, []
@@ -172,7 +173,8 @@ def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
     with preserve_global_state():
         model = load_model(cfg, class_names, needs_head=False)
         task: Any = model.task
-        if getattr(task, "target_type", "") != "class" or cfg.DATA.TARGETMAP:
+        # "": a task that ignores the targets of its images
+        if getattr(task, "target_type", None) not in ("class", "") or cfg.DATA.TARGETMAP:
             raise ConfigError(
                 "--probe needs one class per image, and the same classes in all sets, but TASK is "
                 f"{cfg.TASK!r}" + (" with DATA.TARGETMAP" if cfg.DATA.TARGETMAP else "")
@@ -180,6 +182,11 @@ def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
         train = task.open_train_set()
         task.class_names = train.classes  # of the data, not of the model's head
         sets = {"train": train, **open_test_sets(task)}
+        if any(dataset.target_type != "class" for dataset in sets.values()):
+            raise ConfigError("--probe needs one class per image: use other sets")
+        by_position = cfg.DATA.CLASSES == "by_position"
+        for name, dataset in sets.items():
+            match_classes(dataset, train.classes, name, by_position=by_position)
         labeled = {name: _label(model, dataset) for name, dataset in sets.items()}
         counts = {name: len(part.classes) for name, part in labeled.items()}
         first = labeled.pop("train")

@@ -1,5 +1,6 @@
 """Build the distillation task from a config: teacher, student, datasets."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,18 @@ from vil.data.datasets.composed import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.engine.distributed import DistInfo
 from vil.integrations.build import build_network
+from vil.integrations.external_models import PREFIX
 from vil.models.features import last_stride
 from vil.pretrained.load_weights import Report
-from vil.tasks.base import trains_batch_norm
+from vil.streaming import StreamResult
+from vil.tasks.base import AttentionInput, ImageMeta, trains_batch_norm
 from vil.tasks.cost import CostRow, model_cost
 from vil.tasks.distillation.model import Student, load_student
 from vil.tasks.distillation.target import Features
 from vil.tasks.distillation.teacher import TRAIN, check_features
 from vil.tasks.image.build import ConfiguredTask
+from vil.tasks.image.task import ImageTask
+from vil.tasks.streamed_model import StreamedModel
 from vil.tasks.teacher import build_teacher
 from vil.utils.errors import ConfigError, as_config_error
 
@@ -35,8 +40,18 @@ class Distillation(ConfiguredTask):
     learned_keys = ("DISTILL.SIZES",)
     accepts_any_classes = True
 
+    @classmethod
+    def supports(cls, ability: str) -> bool:
+        # an exported file has the network's features, and evaluation needs the predicted teacher's
+        return ability != "load_exported" and super().supports(ability)
+
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
+        if cfg.MODEL.ARCH != "msvit" and not cfg.MODEL.ARCH.startswith(PREFIX):
+            raise ConfigError(
+                f"MODEL.ARCH {cfg.MODEL.ARCH} has no grid of features: use msvit, or a model of "
+                "timm (timm/NAME)"
+            )
         super().__init__(cfg, device, teacher=build_teacher(cfg, device))
         self.teacher = self.target.teacher
         self.sizes, self.rule = tuple(cfg.DISTILL.SIZES), cfg.FINETUNE.RESIZE
@@ -102,8 +117,27 @@ class Distillation(ConfiguredTask):
         """Return the pooled features (B, D) of the network for images (B, c, H, W)."""
         return self.compute_features(model, images)
 
-    def load_exported(self, path: Path, format: str) -> nn.Module:
+    def attention_input(self, model: nn.Module, image: Any) -> AttentionInput:
+        return super().attention_input(model, image)._replace(network=model.attention_body)
+
+    def for_ensemble(self, tasks: Sequence[ImageTask]) -> ImageTask:
         raise ConfigError(
-            "--check needs the features of the teacher, but the file has those of the network: "
-            "leave it out"
+            "the features of several networks have different meanings and cannot be averaged: name "
+            "one run"
         )
+
+    def stream_model(self, model: nn.Module) -> StreamedModel:
+        return StreamedFeatures(self, model)
+
+
+class StreamedFeatures(StreamedModel):
+    """Streams the pooled features of the body of a student."""
+
+    outputs = ("pooled",)
+
+    def __init__(self, task: Distillation, model: nn.Module) -> None:
+        super().__init__(task, model.body if isinstance(model, Student) else model)
+
+    def predict(self, result: StreamResult, meta: ImageMeta, *unused: Any) -> Any | None:
+        features = result.pooled[None].float().cpu()
+        return self.task.postprocess(features, [meta])[0] if features.isfinite().all() else None

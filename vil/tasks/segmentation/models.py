@@ -18,6 +18,7 @@ from vil.optim.param_groups import number_layers
 from vil.pretrained.body_weights import load_body
 from vil.pretrained.load_weights import Report, load_weights
 from vil.pretrained.state_dict_io import read_weights
+from vil.pretrained.student import extract_student
 from vil.tasks.segmentation.heads import HEADS, enlarge
 from vil.tasks.segmentation.keys import SMP
 from vil.tasks.segmentation.smp_models import SmpHead
@@ -226,7 +227,7 @@ def load_segmentation_weights(
 
     Raises CheckpointError if the weights do not fit the model.
     """
-    state = read_weights(path)
+    state, _ = extract_student(read_weights(path), model)
     own = model.state_dict()
     if any(name.startswith(BODY) and name in state for name in own):
         heads = [{n for n in names if not n.startswith(BODY)} for names in (own, state)]

@@ -1,0 +1,149 @@
+"""Distill DINOv2 into ViL-Nano without labels, and compare with training from nothing.
+
+  python benchmarks/distillation.py              about 50 minutes on two cores
+  python benchmarks/distillation.py --seeds 1 --minutes 1 0.5    a short trial
+
+Needs the extras `dinov2` and `geo`. The images are the tiles of benchmarks/earth_tiles.py. The
+student learns the features of the ViT-S/14 `dinov2_small` from all tiles of the training part, with
+the recipe own/distill_vil_nano_96.yaml. Then it is fine-tuned on a tenth of the labeled training
+tiles, with own/vil_nano_96.yaml. The rivals are trained from nothing on the same tenth: in the same
+time as both steps together, the teacher's included, and in the time of fine-tuning. The
+number of epochs is that of --minutes at the speed of short runs. Each seed draws another tenth. A
+linear probe is fitted to the features of the tenth. Figures are top-1 in percent on the test part,
+of the last checkpoint; medians over seeds.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+from earth_tiles import IMAGES, corners, write_tile, write_tiles
+from shared import CPU, RESULTS, add_json, make_parser, write_json
+
+from vil.report.run_record import metrics
+from vil.tasks.segmentation.layouts import read_earth
+from vil.utils.machine import machine
+from vil.utils.text_table import align
+from vil.workflows.configure import make_config
+from vil.workflows.embed import probe
+
+DISTILL, TUNE = "own/distill_vil_nano_96.yaml", "own/vil_nano_96.yaml"
+TENTH = 10
+MINUTES = (6.0, 1.5)  # of distillation with the teacher's time, of fine-tuning
+WITHOUT_TEACHER = 3  # epochs of a short run, of which the first computes the teacher's features
+
+
+def train(config: str, folder: Path, epochs: int, *words: str) -> Path:
+    """Train in a process of its own, and evaluate at the end only."""
+    warmup = min(1, epochs - 1)
+    options = [f"OPTIM.EPOCHS={epochs}", f"RUN.EVAL_EVERY={epochs}", "EVAL.METRIC=loss"]
+    options += [f"SOLVER.WARMUP_EPOCHS={warmup}", "LOG_FREQ=5", "DATALOADER.WORKERS=0"]
+    command = ["train", "--config-file", config, "--output_dir", str(folder), *options, *words]
+    subprocess.run([sys.executable, "-m", "vil", *command], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def draw_tenth(root: Path, seed: int) -> Path:
+    """Copy a tenth of the labeled training tiles of each class, and all test tiles."""
+    few = root / f"few{seed}"
+    shutil.copytree(root / "labeled/val", few / "val")
+    for folder in sorted((root / "labeled/train").iterdir()):
+        files = sorted(folder.iterdir())
+        chosen = np.random.RandomState(seed).permutation(len(files))[: len(files) // TENTH]
+        (few / "train" / folder.name).mkdir(parents=True)
+        for i in chosen:
+            shutil.copy(files[i], few / "train" / folder.name)
+    return few
+
+
+def seconds_per_epoch(run: Path) -> list[float]:
+    """Return the duration of each epoch of a run by its log, without evaluation."""
+    lines = [line for line in metrics(run / "metrics.jsonl") if line["split"] == "train"]
+    steps = [line["time"] for line in lines]
+    epochs = np.ceil([line["epoch"] for line in lines])
+    per_epoch = lines[-1]["step"] / lines[-1]["epoch"]
+    each = [np.array(steps)[epochs == number] for number in np.unique(epochs)]
+    return [float(np.mean(times) * per_epoch) for times in each]
+
+
+def top1(run: Path) -> float:
+    lines = [line for line in metrics(run / "metrics.jsonl") if line["split"].startswith("val")]
+    return lines[-1]["top1"]
+
+
+def probed(run: Path, data: Path) -> float:
+    """Return the top-1 of a linear probe of a run's features."""
+    words = [f"MODEL.MODEL_PATH={run}/checkpoints/last", f"DATA.PATH={data}"]
+    *_, linear = probe(make_config(TUNE, words)).probes
+    return next(iter(linear.top1.values()))
+
+
+def measure(args: argparse.Namespace, root: Path) -> None:
+    counts = write_tiles(root / "labeled", IMAGES)
+    image, _ = read_earth()
+    (root / "all/train").mkdir(parents=True)
+    for left, top in corners("train"):
+        write_tile(image, left, top, root / "all/train")
+    shutil.copytree(root / "labeled/val", root / "all/val")
+    unlabeled = len(list((root / "all/train").iterdir()))
+    images = [f"DATA.PATH={root / 'all'}", f"DISTILL.CACHE={root / 'cache'}"]
+    few = [draw_tenth(root, seed) for seed in range(args.seeds)]
+    speed = train(DISTILL, root / "speed", WITHOUT_TEACHER, *images)
+    with_teacher, *without = seconds_per_epoch(speed)
+    own = seconds_per_epoch(train(TUNE, root / "speed-few", 40, f"DATA.PATH={few[0]}"))
+    epoch, few_epoch = statistics.median(without), statistics.median(own)
+    distill, tune = (60 * minutes for minutes in args.minutes)
+    lengths = {
+        "distillation": max(1, 1 + int((distill - with_teacher) / epoch)),
+        "fine-tuning": max(1, int(tune / few_epoch)),
+        "nothing": max(1, int((distill + tune) / few_epoch)),
+    }
+    print(unlabeled, "tiles without labels;", counts, lengths, flush=True)
+    rows = []
+    for seed, tenth in enumerate(few):
+        data, drawn = f"DATA.PATH={tenth}", f"SEED={seed}"
+        student = train(DISTILL, root / f"d{seed}", lengths["distillation"], *images, drawn)
+        start = f"MODEL.MODEL_PATH={student}/checkpoints/last"
+        options = data, drawn, start, "FINETUNE.HEAD=new"
+        runs = {
+            "distilled": train(TUNE, root / f"f{seed}", lengths["fine-tuning"], *options),
+            "from nothing": train(TUNE, root / f"n{seed}", lengths["nothing"], data, drawn),
+            "from nothing, short": train(
+                TUNE, root / f"s{seed}", lengths["fine-tuning"], data, drawn
+            ),
+        }
+        for name, run in runs.items():
+            features = student if name == "distilled" else run
+            figures = {"top1": top1(run), "probe": probed(features, tenth)}
+            rows.append({"start": name, "seed": seed, **figures})
+            print(rows[-1], flush=True)
+    table = [["start", "fine-tuned", "linear probe"]]
+    for name in runs:
+        found = [row for row in rows if row["start"] == name]
+        table.append([name, *(f"{statistics.median(r[k] for r in found):.2f}" for k in figures)])
+    print(align(table))
+    seconds = {"first epoch": with_teacher, "epoch": epoch, "epoch of a tenth": few_epoch}
+    result = {"machine": machine(CPU), "tiles": counts, "unlabeled": unlabeled}
+    result |= {"seconds": seconds, "epochs": lengths, "minutes": args.minutes, "rows": rows}
+    write_json(args.json, json.loads(json.dumps(result)))
+
+
+if __name__ == "__main__":
+    parser = make_parser(__doc__)
+    add_json(parser, RESULTS / "distillation.json")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (3)")
+    parser.add_argument(
+        "--minutes", type=float, nargs=2, default=MINUTES,
+        help="of distillation with the teacher's time, and of fine-tuning (6 and 1.5)",
+    )  # fmt: skip
+    parser.add_argument("--keep", metavar="DIR", help="keep the runs in this folder")
+    args = parser.parse_args()
+    with nullcontext(args.keep) if args.keep else tempfile.TemporaryDirectory() as place:
+        measure(args, Path(place))
