@@ -17,17 +17,22 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-from earth_tiles import IMAGES, corners, write_tile, write_tiles
+from earth_tiles import (
+    IMAGES,
+    corners,
+    seconds_per_epoch,
+    top1,
+    train,
+    write_tile,
+    write_tiles,
+)
 from shared import CPU, RESULTS, add_json, make_parser, write_json
 
-from vil.report.run_record import metrics
 from vil.tasks.segmentation.layouts import read_earth
 from vil.utils.machine import machine
 from vil.utils.text_table import align
@@ -38,16 +43,6 @@ DISTILL, TUNE = "own/distill_vil_nano_96.yaml", "own/vil_nano_96.yaml"
 TENTH = 10
 MINUTES = (6.0, 1.5)  # of distillation with the teacher's time, of fine-tuning
 WITHOUT_TEACHER = 3  # epochs of a short run, of which the first computes the teacher's features
-
-
-def train(config: str, folder: Path, epochs: int, *words: str) -> Path:
-    """Train in a process of its own, and evaluate at the end only."""
-    warmup = min(1, epochs - 1)
-    options = [f"OPTIM.EPOCHS={epochs}", f"RUN.EVAL_EVERY={epochs}", "EVAL.METRIC=loss"]
-    options += [f"SOLVER.WARMUP_EPOCHS={warmup}", "LOG_FREQ=5", "DATALOADER.WORKERS=0"]
-    command = ["train", "--config-file", config, "--output_dir", str(folder), *options, *words]
-    subprocess.run([sys.executable, "-m", "vil", *command], check=True, stdout=subprocess.DEVNULL)
-    return folder
 
 
 def draw_tenth(root: Path, seed: int) -> Path:
@@ -61,21 +56,6 @@ def draw_tenth(root: Path, seed: int) -> Path:
         for i in chosen:
             shutil.copy(files[i], few / "train" / folder.name)
     return few
-
-
-def seconds_per_epoch(run: Path) -> list[float]:
-    """Return the duration of each epoch of a run by its log, without evaluation."""
-    lines = [line for line in metrics(run / "metrics.jsonl") if line["split"] == "train"]
-    steps = [line["time"] for line in lines]
-    epochs = np.ceil([line["epoch"] for line in lines])
-    per_epoch = lines[-1]["step"] / lines[-1]["epoch"]
-    each = [np.array(steps)[epochs == number] for number in np.unique(epochs)]
-    return [float(np.mean(times) * per_epoch) for times in each]
-
-
-def top1(run: Path) -> float:
-    lines = [line for line in metrics(run / "metrics.jsonl") if line["split"].startswith("val")]
-    return lines[-1]["top1"]
 
 
 def probed(run: Path, data: Path) -> float:

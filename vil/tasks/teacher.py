@@ -21,7 +21,8 @@ from vil.pretrained.model_card import build_from_card
 from vil.pretrained.state_dict_io import find_run, read_metadata, read_weights
 from vil.tasks.distillation.teacher import Source, Teacher
 from vil.tasks.weight_files import find_weights
-from vil.utils.errors import ConfigError, as_config_error
+from vil.utils.downloads import root_cause
+from vil.utils.errors import CheckpointError, ConfigError, as_config_error, one_line
 
 # values of TASK of runs whose network can be a teacher
 NORMALIZATION = {
@@ -81,7 +82,14 @@ def _timm_source(cfg: CfgNode, arch: str, weights: str, num_outputs: int) -> Sou
 
     def build(side: int, load: bool) -> nn.Module:
         options: dict[str, Any] = dict(num_classes=num_outputs, img_size=side)
-        network = build_external(arch, pretrained=load and file is None, **options)
+        try:
+            network = build_external(arch, pretrained=load and file is None, **options)
+        except CheckpointError as error:
+            reason = one_line(root_cause(error))
+            raise CheckpointError(
+                f"the weights of the teacher {arch} cannot be downloaded ({reason}): check the "
+                "network, or set DISTILL.WEIGHTS to a file"
+            ) from error
         if load and file is not None:
             state = read_weights(file)
             if num_outputs:

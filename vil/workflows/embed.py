@@ -72,7 +72,7 @@ def embed(
     num_workers: see `vil.predict`. Raises DataError if no image can be read.
     """
     check_batch_size(batch_size)
-    model = as_inference_model(source, overrides)
+    model = as_inference_model(source, overrides, needs_head=False)
     check_embed(model.cfg.TASK)
     cfg = model.cfg
     collection = open_images(images, cfg)

@@ -70,6 +70,7 @@ def load_for_inference(
     overrides: Overrides | None = None,
     *,
     checkpoint: str = "best",
+    needs_head: bool = True,
 ) -> InferenceModel:
     """Load a trained model from a run's folder, a self-describing weight file, or by name.
 
@@ -78,6 +79,7 @@ def load_for_inference(
     weights, unless it is also the folder of a run.
     overrides: changes to the config, such as {"DEVICE": "cpu"}.
     checkpoint: for a run, "best" or "last".
+    needs_head: False for features only, such as those of a weight file without a head.
     Raises CheckpointError if the weights are missing or corrupt.
     """
     words = as_options(overrides)
@@ -95,16 +97,20 @@ def load_for_inference(
     else:
         found = source_config(source, Options(words), checkpoint=checkpoint)
     with preserve_global_state():
-        return load_model(found.cfg, found.class_names)
+        return load_model(found.cfg, found.class_names, needs_head=needs_head)
 
 
 def as_inference_model(
-    source: str | Path | WeightsEnum | InferenceModel, overrides: Overrides | None = None
+    source: str | Path | WeightsEnum | InferenceModel,
+    overrides: Overrides | None = None,
+    *,
+    needs_head: bool = True,
 ) -> InferenceModel:
     """Load the model of `source`, unless `source` is an InferenceModel, which is returned as it is.
-    Raises ConfigError if overrides are given for an InferenceModel."""
+    Raises ConfigError if overrides are given for an InferenceModel. needs_head: see
+    `load_for_inference`."""
     if not isinstance(source, InferenceModel):
-        return load_for_inference(source, overrides)
+        return load_for_inference(source, overrides, needs_head=needs_head)
     if overrides:
         raise ConfigError(
             "overrides do not change a loaded model: pass the overrides to vil.load_for_inference"

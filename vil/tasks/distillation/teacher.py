@@ -5,6 +5,7 @@ columns of a grid.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,8 @@ from vil.data.dataset import LoadableDataset, fingerprint, image_digests
 from vil.models.features import last_channels, last_stride, pooled_and_map
 from vil.tasks.distillation.cache import OutputCache
 from vil.utils.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 TRAIN = ""  # the name of the training set among the test sets
 
@@ -90,6 +93,14 @@ class Teacher:
     def network(self) -> nn.Module:
         """The network with its weights, on the device."""
         network = self.source.build(self.image_size, True)
+        size, count = self.image_size, sum(p.numel() for p in network.parameters())
+        log.info(
+            "teacher %s: %s parameters, images of %d x %d pixels",
+            self.name,
+            f"{count:,}",
+            size,
+            size,
+        )
         return network.requires_grad_(False).eval().to(self.device)
 
     @cached_property
@@ -214,7 +225,11 @@ class Teacher:
             digest.update(key.encode())
             digest.update(np.ascontiguousarray(value.detach().cpu().float()).tobytes())
         assert self.cache is not None
-        return OutputCache(self.cache, digest.hexdigest()[:16], len(dataset), width)  # type: ignore
+        cache = OutputCache(self.cache, digest.hexdigest()[:16], len(dataset), width)
+        count, number = int((cache.sums != 0).sum()), len(dataset)
+        where = name or "the training set"
+        log.info("outputs of the teacher for %s in %s: %d of %d", where, self.cache, count, number)
+        return cache
 
 
 def check_features(network: nn.Module, subject: str) -> None:
