@@ -20,7 +20,9 @@ FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 EXPERIMENTS = [path for path in FILES if not {"_base_", "_presets_"} & {*path.parts}]
 DETECTORS = [p for p in EXPERIMENTS if re.search("rcnn|retinanet", p.stem)]
 SEGMENTERS = [path for path in EXPERIMENTS if "segmentation" in str(path.relative_to(ROOT))]
-CLASSIFIERS = [path for path in EXPERIMENTS if path not in (*DETECTORS, *SEGMENTERS)]
+STUDENTS = [path for path in EXPERIMENTS if path.stem.startswith("distill_")]
+OTHERS = (*DETECTORS, *SEGMENTERS, *STUDENTS)
+CLASSIFIERS = [path for path in EXPERIMENTS if path not in OTHERS]
 FINETUNED = [path for path in EXPERIMENTS if "_384" in path.stem]
 ATTENTIONS = [path for path in EXPERIMENTS if path.parent.name == "attention"]
 # The number of first stages that have the attention of the file's name, where it is not all four.
@@ -69,8 +71,10 @@ def test_its_head_is_true(path):
         assert f"{found / units[unit]:.{digits}f}" == figure
 
 
-@pytest.mark.parametrize("path", SEGMENTERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_head_of_a_segmentation_model_is_true(path):
+@pytest.mark.parametrize(
+    "path", [*SEGMENTERS, *STUDENTS], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_the_head_of_another_model_is_true(path):
     head = head_of(path)
     assert str(path.relative_to(ROOT / "configs")) in head
     counted = re.search(r"([\d.]+)([MK]) parameters", head)

@@ -52,17 +52,17 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
 def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base needs torch
     """Build the task that a config selects. Logs a warning if keys of other tasks are set.
 
-    Raises ConfigError if DATA.NUM_CLASSES is auto. Call `with_num_classes` first, which replaces
-    auto by a number.
+    Raises ConfigError if DATA.NUM_CLASSES is auto, unless the task accepts any classes. Call
+    `with_num_classes` first, which replaces auto by a number.
     """
     from vil.config.unused_keys import warn_unused
 
-    if cfg.DATA.NUM_CLASSES == "auto":
+    entry = TASKS.entry(cfg.TASK)
+    if cfg.DATA.NUM_CLASSES == "auto" and not entry.load().accepts_any_classes:
         raise ConfigError(
             "DATA.NUM_CLASSES is auto, but this command cannot count the classes, because it does "
             "not read the training set: set DATA.NUM_CLASSES to a number"
         )
-    entry = TASKS.entry(cfg.TASK)
     warn_unused(cfg, f"TASK is {cfg.TASK}", keys_of_others(entry))
     return entry.load()(cfg, device)
 
