@@ -22,16 +22,17 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-from earth_tiles import (
-    IMAGES,
-    corners,
+from earth_tiles import IMAGES, corners, write_tile, write_tiles
+from shared import (
+    CPU,
+    RESULTS,
+    add_json,
+    last_top1,
+    make_parser,
     seconds_per_epoch,
-    top1,
-    train,
-    write_tile,
-    write_tiles,
+    train_apart,
+    write_json,
 )
-from shared import CPU, RESULTS, add_json, make_parser, write_json
 
 from vil.tasks.segmentation.layouts import read_earth
 from vil.utils.machine import machine
@@ -75,9 +76,9 @@ def measure(args: argparse.Namespace, root: Path) -> None:
     unlabeled = len(list((root / "all/train").iterdir()))
     images = [f"DATA.PATH={root / 'all'}", f"DISTILL.CACHE={root / 'cache'}"]
     few = [draw_tenth(root, seed) for seed in range(args.seeds)]
-    speed = train(DISTILL, root / "speed", WITHOUT_TEACHER, *images)
+    speed = train_apart(DISTILL, root / "speed", WITHOUT_TEACHER, *images)
     with_teacher, *without = seconds_per_epoch(speed)
-    own = seconds_per_epoch(train(TUNE, root / "speed-few", 40, f"DATA.PATH={few[0]}"))
+    own = seconds_per_epoch(train_apart(TUNE, root / "speed-few", 40, f"DATA.PATH={few[0]}"))
     epoch, few_epoch = statistics.median(without), statistics.median(own)
     distill, tune = (60 * minutes for minutes in args.minutes)
     lengths = {
@@ -89,19 +90,19 @@ def measure(args: argparse.Namespace, root: Path) -> None:
     rows = []
     for seed, tenth in enumerate(few):
         data, drawn = f"DATA.PATH={tenth}", f"SEED={seed}"
-        student = train(DISTILL, root / f"d{seed}", lengths["distillation"], *images, drawn)
+        student = train_apart(DISTILL, root / f"d{seed}", lengths["distillation"], *images, drawn)
         start = f"MODEL.MODEL_PATH={student}/checkpoints/last"
         options = data, drawn, start, "FINETUNE.HEAD=new"
         runs = {
-            "distilled": train(TUNE, root / f"f{seed}", lengths["fine-tuning"], *options),
-            "from nothing": train(TUNE, root / f"n{seed}", lengths["nothing"], data, drawn),
-            "from nothing, short": train(
+            "distilled": train_apart(TUNE, root / f"f{seed}", lengths["fine-tuning"], *options),
+            "from nothing": train_apart(TUNE, root / f"n{seed}", lengths["nothing"], data, drawn),
+            "from nothing, short": train_apart(
                 TUNE, root / f"s{seed}", lengths["fine-tuning"], data, drawn
             ),
         }
         for name, run in runs.items():
             features = student if name == "distilled" else run
-            figures = {"top1": top1(run), "probe": probed(features, tenth)}
+            figures = {"top1": last_top1(run), "probe": probed(features, tenth)}
             rows.append({"start": name, "seed": seed, **figures})
             print(rows[-1], flush=True)
     table = [["start", "fine-tuned", "linear probe"]]

@@ -2,8 +2,6 @@
 
   python benchmarks/earth_tiles.py               writes benchmarks/results/earth-tiles.json
   python benchmarks/earth_tiles.py --pixels 896 --images 50      larger, with fewer tiles
-  python benchmarks/earth_tiles.py tune          fine-tuning, about an hour on two cores; writes
-                                                 benchmarks/results/earth-tiles-tuned.json
 
 Needs the extras `dinov2` and `geo`. NASA's image of the Earth is cut into tiles of 96 x 96 pixels,
 about 700 km high, which overlap by half. A tile is ocean or land if 99 % of its pixels are, lake if
@@ -16,29 +14,20 @@ The tiles are resized to --pixels, and the network is the ViT-S/14 `dinov2_small
 attention and with `MODEL.PATCH_ATTENTION window=8`. Figures are the top-1 of nearest neighbors
 (k = 20) and of a linear probe, whose strength is chosen on held-out training tiles, in bfloat16 if
 the CPU has it.
-
-`tune` trains this ViT with local attention, and ViL-Nano and ResNet-18 from random weights, for the
-same time: the number of epochs is that of --minutes at the speed of short runs. The image size of
-each network is a usual one for it. Figures are top-1 of the last checkpoint on the test tiles. No
-other recipes were tried.
 """
 
 import argparse
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 from PIL import Image
 from shared import CPU, RESULTS, add_json, make_parser, write_json
 
 from vil.config import get_config
-from vil.report.run_record import metrics
 from vil.tasks.segmentation.layouts import EARTH_SIZE, read_earth
 from vil.utils.machine import machine
 from vil.utils.text_table import align
@@ -48,18 +37,6 @@ TILE, QUARTERS = 96, 4  # side in pixels, parts of the longitudes
 PARTS = {"train": (0.0, 0.6), "val": (0.7, 0.93)}  # {folder: columns of a quarter}
 WAYS = {"full": "", "local": "window=8"}  # {name: MODEL.PATCH_ATTENTION}
 PIXELS, IMAGES = (224, 448), 200
-# {name: (config, epochs of a short run that measures the speed, *settings)}
-STARTS = {
-    "ViT-S/14, DINOv2, local": (
-        "own/vil_tiny_224.yaml", 1, "MODEL.ARCH=timm/vit_small_patch14_dinov2",
-        "MODEL.MODEL_PATH=dinov2_small", "FINETUNE.HEAD=new", "INPUT.IMAGE_SIZE=336",
-        "MODEL.PATCH_ATTENTION=window=8", "OPTIM.LR=1e-4", "OPTIM.LAYER_DECAY=0.75",
-        "DATALOADER.BSZ=16", "AMP.ENABLED=True",
-    ),
-    "vil_nano, from nothing": ("own/vil_nano_96.yaml", 5),
-    "resnet18, from nothing": ("own/vil_nano_96.yaml", 5, "MODEL.ARCH=timm/resnet18"),
-}  # fmt: skip
-MINUTES, SEEDS = 8.0, 2
 NETWORK = (
     "MODEL.ARCH=timm/vit_small_patch14_dinov2", "MODEL.MODEL_PATH=dinov2_small",
     "DATA.TRAIN=folder", "DATA.TEST=folder", "DATA.NUM_CLASSES=auto", "DATALOADER.BSZ=8",
@@ -116,62 +93,6 @@ def write_tiles(root: Path, most: int) -> dict[str, dict[str, int]]:
     return counts
 
 
-def train(config: str, folder: Path, epochs: int, *words: str) -> Path:
-    """Train in a process of its own, and evaluate at the end only."""
-    warmup = min(1, epochs - 1)
-    options = [f"OPTIM.EPOCHS={epochs}", f"RUN.EVAL_EVERY={epochs}", "EVAL.METRIC=loss"]
-    options += [f"SOLVER.WARMUP_EPOCHS={warmup}", "LOG_FREQ=5", "DATALOADER.WORKERS=0"]
-    command = ["train", "--config-file", config, "--output_dir", str(folder), *options, *words]
-    subprocess.run([sys.executable, "-m", "vil", *command], check=True, stdout=subprocess.DEVNULL)
-    return folder
-
-
-def seconds_per_epoch(run: Path) -> list[float]:
-    """Return the duration of each epoch of a run by its log, without evaluation."""
-    lines = [line for line in metrics(run / "metrics.jsonl") if line["split"] == "train"]
-    steps = [line["time"] for line in lines]
-    epochs = np.ceil([line["epoch"] for line in lines])
-    per_epoch = lines[-1]["step"] / lines[-1]["epoch"]
-    each = [np.array(steps)[epochs == number] for number in np.unique(epochs)]
-    return [float(np.mean(times) * per_epoch) for times in each]
-
-
-def top1(run: Path) -> float:
-    lines = [line for line in metrics(run / "metrics.jsonl") if line["split"].startswith("val")]
-    return lines[-1]["top1"]
-
-
-def tune(args: argparse.Namespace) -> None:
-    """Train the networks in STARTS for the same time, and print their top-1."""
-    rows, table = [], [["network", "pixels", "epochs", "top-1 of each seed", "median"]]
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        counts = write_tiles(root / "tiles", args.images)
-        data, epochs = f"DATA.PATH={root / 'tiles'}", {}
-        for number, (name, (config, epochs_of_trial, *words)) in enumerate(STARTS.items()):
-            trial = train(config, root / f"trial{number}", epochs_of_trial, data, *words)
-            each = seconds_per_epoch(trial)
-            epochs[name] = max(1, round(60 * args.minutes / median(each[1:] or each)))
-        print(counts, epochs, flush=True)
-        for seed in range(args.seeds):
-            for number, (name, (config, _, *words)) in enumerate(STARTS.items()):
-                place = root / f"run{number}-{seed}"
-                done = train(config, place, epochs[name], data, f"SEED={seed}", *words)
-                pixels = get_config(done / "config.yaml").INPUT.IMAGE_SIZE
-                own = dict(network=name, pixels=pixels, epochs=epochs[name], seed=seed)
-                rows.append(own | dict(top1=round(top1(done), 2)))
-                print(rows[-1], flush=True)
-    for name in STARTS:
-        own = [row for row in rows if row["network"] == name]
-        found = [row["top1"] for row in own]
-        each = ", ".join(f"{value:.2f}" for value in found)
-        sizes = [str(own[0]["pixels"]), str(epochs[name])]
-        table.append([name, *sizes, each, f"{median(found):.2f}"])
-    print(align(table))
-    result = {"machine": machine(CPU), "tiles": counts, "minutes": args.minutes, "rows": rows}
-    write_json(args.json or RESULTS / "earth-tiles-tuned.json", result)
-
-
 def run(args: argparse.Namespace) -> None:
     rows, table = [], [["attention", "pixels", "kNN", "linear probe", "minutes"]]
     with tempfile.TemporaryDirectory() as folder:
@@ -190,16 +111,12 @@ def run(args: argparse.Namespace) -> None:
                 print(rows[-1], flush=True)
     print(align(table))
     result = {"machine": machine(CPU), "tiles": counts, "rows": rows}
-    write_json(args.json or RESULTS / "earth-tiles.json", result)
+    write_json(args.json, result)
 
 
 if __name__ == "__main__":
     parser = make_parser(__doc__)
-    parser.add_argument("part", nargs="?", choices=("features", "tune"), default="features")
-    add_json(parser, None)
+    add_json(parser, RESULTS / "earth-tiles.json")
     parser.add_argument("--pixels", type=int, nargs="+", default=list(PIXELS), help="image sides")
     parser.add_argument("--images", type=int, default=IMAGES, help=f"tiles of a class ({IMAGES})")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"of training ({MINUTES:g})")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of seeds ({SEEDS})")
-    args = parser.parse_args()
-    (tune if args.part == "tune" else run)(args)
+    run(parser.parse_args())

@@ -4,10 +4,13 @@ import argparse
 import json
 import re
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import vil
@@ -54,6 +57,32 @@ def train(config: str, folder: Path, *options: str) -> list[float]:
     """Train a config in a run folder. Returns top-1 of each evaluation."""
     run_vil("train", config, folder, *options)
     return read_top1(folder)
+
+
+def train_apart(config: str, folder: Path, epochs: int, *words: str) -> Path:
+    """Train in a process of its own, and evaluate at the end only."""
+    warmup = min(1, epochs - 1)
+    options = [f"OPTIM.EPOCHS={epochs}", f"RUN.EVAL_EVERY={epochs}", "EVAL.METRIC=loss"]
+    options += [f"SOLVER.WARMUP_EPOCHS={warmup}", "LOG_FREQ=5", "DATALOADER.WORKERS=0"]
+    command = ["train", "--config-file", config, "--output_dir", str(folder), *options, *words]
+    subprocess.run([sys.executable, "-m", "vil", *command], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def seconds_per_epoch(run: Path) -> list[float]:
+    """Return the duration of each epoch of a run by its log, without evaluation."""
+    lines = [line for line in metrics(run / "metrics.jsonl") if line["split"] == "train"]
+    steps = [line["time"] for line in lines]
+    epochs = np.ceil([line["epoch"] for line in lines])
+    per_epoch = lines[-1]["step"] / lines[-1]["epoch"]
+    each = [np.array(steps)[epochs == number] for number in np.unique(epochs)]
+    return [float(np.mean(times) * per_epoch) for times in each]
+
+
+def last_top1(run: Path) -> float:
+    """Return top-1 of the last evaluation of a run."""
+    lines = [line for line in metrics(run / "metrics.jsonl") if line["split"].startswith("val")]
+    return lines[-1]["top1"]
 
 
 def finish(config: str, folder: Path, *options: str) -> float:

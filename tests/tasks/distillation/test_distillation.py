@@ -275,6 +275,13 @@ def test_probes_of_a_run_use_the_classes_of_the_data(student):
     assert "one class per image" in ended.err
 
 
+def test_another_teacher_is_refused(student, tmp_path):
+    ended = command("evaluate", "--run", student.run_dir, "DISTILL.TEACHER", "dinov2_small")
+    assert ended.code == 2
+    sizes = "features of the sizes (384, 384), but the network predicts those of (128, 128)"
+    assert sizes in ended.err
+
+
 # ---- outputs, with labels
 
 

@@ -83,15 +83,26 @@ class Distillation(ConfiguredTask):
     def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
         loader = super().train_loader(dist, **options)
         self.learned_settings = {"DISTILL.SIZES": list(self.sizes)} if self.sizes else {}
-        if self.target.grid:  # of a network to train
-            self.teacher.open({TRAIN: loader.samples.dataset})
+        self._open_teacher({TRAIN: loader.samples.dataset})
         return loader
 
     def test_loaders(self, dist: DistInfo, **options: Any) -> dict[str, EvalLoader]:
         loaders = super().test_loaders(dist, **options)
-        if self.target.grid:
-            self.teacher.open({name: loader.dataset for name, loader in loaders.items()})
+        self._open_teacher({name: loader.dataset for name, loader in loaders.items()})
         return loaders
+
+    def _open_teacher(self, datasets: dict[str, Any]) -> None:
+        """Load the teacher if there is a network to train or to evaluate. Raises ConfigError if the
+        network was trained with another teacher. datasets: see `Teacher.open`."""
+        if self.target.grid is None:  # only the datasets are opened
+            return
+        if self.teacher.sizes != self.sizes:
+            raise ConfigError(
+                f"DISTILL.TEACHER {self.teacher.name} has features of the sizes "
+                f"{self.teacher.sizes}, but the network predicts those of {self.sizes}, "
+                "DISTILL.SIZES: use the teacher that it was trained with"
+            )
+        self.teacher.open(datasets)
 
     def open_train_set(self) -> ImageDataset:
         transform = self.build_train_transform()
