@@ -27,7 +27,7 @@ def load_body(body: nn.Module, state: Mapping[str, Tensor], rule: str) -> Report
     Absolute position embeddings of a classifier are always interpolated to the size of the body's,
     even if `AbsoluteEmbedding.resize` is another method.
     """
-    state, projectors = extract_student(state, body)
+    state, projectors = extract_student(state)
     is_msvit = isinstance(body, MsViT)
     detector = any(name.startswith(BACKBONE) for name in state)
     prefixes = BODIES if is_msvit else ()

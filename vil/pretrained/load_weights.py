@@ -124,7 +124,7 @@ def load_weights(
     lookup(RULES, rule, "rule of resizing")
     state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
     model = getattr(model, "_orig_mod", model)  # wrapped by torch.compile
-    state, projectors = extract_student(state, model)
+    state, projectors = extract_student(state)
     is_msvit, ignored, given = isinstance(model, MsViT), [], state
     if is_msvit:
         state, ignored = extract_backbone(state)

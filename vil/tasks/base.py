@@ -366,7 +366,7 @@ class Task:
         try:
             return self.open_train_set() if name is None else self.open_test_set(name, *split)
         finally:
-            self.accepts_any_classes = False
+            del self.accepts_any_classes
 
     def summarize_targets(self, dataset: Any) -> TargetSummary:
         """Summarize the targets of a dataset, such as the number of images of each class.

@@ -1,5 +1,6 @@
 """Build the teacher of a config, a network whose features or outputs another one learns."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from vil.tasks.weight_files import find_weights
 from vil.utils.downloads import root_cause
 from vil.utils.errors import CheckpointError, ConfigError, as_config_error, one_line
 
-# values of TASK of runs whose network can be a teacher
 NORMALIZATION = {
     "INPUT.MEAN": IMAGENET_DEFAULT_MEAN,
     "INPUT.STD": IMAGENET_DEFAULT_STD,
 }  # of networks of timm without published weights
+# values of TASK of runs whose network can be a teacher
 TASKS_OF_RUNS = ("classification", "multilabel", "regression", "distillation")
 
 
@@ -45,7 +46,7 @@ def build_teacher(cfg: CfgNode, device: torch.device, num_outputs: int = 0) -> T
             f"TASK {cfg.TASK} needs a teacher: set DISTILL.TEACHER, for example to dinov2_small or "
             "timm/vit_small_patch14_dinov2"
         )
-    mean, std = (list(v) * (images.CHANNELS // len(v)) for v in (images.MEAN, images.STD))
+    mean, std = (per_channel(v, images.CHANNELS) for v in (images.MEAN, images.STD))
     shown = images.IMAGE_SIZE, images.CROP_PCT, images.INTERPOLATION, mean, std
     more = tuple(images.BACKGROUND), tuple(cfg.DATA.VALUE_RANGE)
     return Teacher(
@@ -55,9 +56,14 @@ def build_teacher(cfg: CfgNode, device: torch.device, num_outputs: int = 0) -> T
         std=std,
         image_size=own.IMAGE_SIZE,
         cache=Path(own.CACHE) if own.CACHE else None,
-        cache_key=repr((shown, more)),
+        cache_key=repr((shown, more, dict(cfg.DATA.KWARGS))),
         device=device,
     )
+
+
+def per_channel(values: Sequence[float], channels: int) -> list[float]:
+    """Return one value per channel. values: one for all channels, or one per channel."""
+    return list(values) * (channels // len(values))
 
 
 def _find(cfg: CfgNode, num_outputs: int) -> Source:
@@ -72,7 +78,14 @@ def _find(cfg: CfgNode, num_outputs: int) -> Source:
 
 def _timm_source(cfg: CfgNode, arch: str, weights: str, num_outputs: int) -> Source:
     """Describe a network of timm. weights: a value of MODEL.MODEL_PATH; "": published weights."""
-    published = timm.get_pretrained_cfg(arch.removeprefix(PREFIX))
+    name = arch.removeprefix(PREFIX)
+    published = timm.get_pretrained_cfg(name)
+    if published and not weights and not timm.is_model_pretrained(name):
+        raise ConfigError(
+            f"DISTILL.TEACHER {arch} has no published weights: set DISTILL.WEIGHTS to a file"
+        )
+    if num_outputs and weights == dinov2.NAME:
+        num_outputs = 0  # it has features only
     if num_outputs and not weights and published and published.num_classes != num_outputs:
         raise ConfigError(
             f"DISTILL.TEACHER {arch}: its published weights have {published.num_classes} classes, "
@@ -80,6 +93,7 @@ def _timm_source(cfg: CfgNode, arch: str, weights: str, num_outputs: int) -> Sou
         )
     file = find_weights(weights, cfg.DATA.DATA_DIR) if weights else None
 
+    @as_config_error
     def build(side: int, load: bool) -> nn.Module:
         options: dict[str, Any] = dict(num_classes=num_outputs, img_size=side)
         try:
@@ -101,7 +115,7 @@ def _timm_source(cfg: CfgNode, arch: str, weights: str, num_outputs: int) -> Sou
     known = preprocessing(arch)
     side = published.input_size[-1] if published else cfg.INPUT.IMAGE_SIZE
     mean, std = (known.get(key, default) for key, default in NORMALIZATION.items())
-    return Source(build, side, mean, std)
+    return Source(build, side, mean, std, num_outputs)
 
 
 def _saved_source(cfg: CfgNode, path: Path) -> Source:
@@ -116,14 +130,18 @@ def _saved_source(cfg: CfgNode, path: Path) -> Source:
         count = 0 if saved.TASK == "distillation" else saved.DATA.NUM_CLASSES
         names = read_class_names(run / "classes.txt") if count else []
 
+        @as_config_error
         def build_run(side: int, load: bool) -> nn.Module:
-            network = build_network(override(saved, [f"INPUT.IMAGE_SIZE={side}"]), count)
+            # the run's backend may not run on this device
+            changes = [f"INPUT.IMAGE_SIZE={side}", "MODEL.VIT.MSVIT.BACKEND=auto"]
+            network = build_network(override(saved, changes), count)
             if load:
                 load_weights(network, path, rule=cfg.FINETUNE.RESIZE)
             return network
 
-        mean, std = list(saved.INPUT.MEAN), list(saved.INPUT.STD)
-        return Source(build_run, saved.INPUT.IMAGE_SIZE, mean, std, names)
+        own = saved.INPUT
+        mean, std = (per_channel(values, own.CHANNELS) for values in (own.MEAN, own.STD))
+        return Source(build_run, own.IMAGE_SIZE, mean, std, count, names)
     card = read_metadata(path)
     if card is None:
         raise ConfigError(
@@ -132,6 +150,7 @@ def _saved_source(cfg: CfgNode, path: Path) -> Source:
             "the file"
         )
 
+    @as_config_error
     def build_card(side: int, load: bool) -> nn.Module:
         network = build_from_card(card, img_size=side)
         if load:
@@ -139,7 +158,8 @@ def _saved_source(cfg: CfgNode, path: Path) -> Source:
         return network
 
     transform, sides = card["transform"] or {}, card["model"]["img_size"]
-    mean = list(transform.get("mean", cfg.INPUT.MEAN))
-    std = list(transform.get("std", cfg.INPUT.STD))
+    channels, count = card["model"]["in_chans"], card["model"]["num_classes"]
+    mean = per_channel(transform.get("mean", cfg.INPUT.MEAN), channels)
+    std = per_channel(transform.get("std", cfg.INPUT.STD), channels)
     side = sides if isinstance(sides, int) else max(sides)
-    return Source(build_card, side, mean, std, list(card["classes"] or []))
+    return Source(build_card, side, mean, std, count, list(card["classes"] or []))

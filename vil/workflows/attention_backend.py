@@ -74,6 +74,12 @@ def attention_network(model: nn.Module) -> nn.Module:
     return getattr(model, "attention_body", model)
 
 
+def pads_images(model: nn.Module) -> bool:
+    """Return whether a model has images of different sizes in a batch, which are padded: a detector
+    or a segmentation model."""
+    return getattr(model, "pads_images", attention_network(model) is not model)
+
+
 def backend_requests(
     model: nn.Module, execution: Execution, *, training: bool = True
 ) -> list[BackendRequest]:
@@ -83,7 +89,7 @@ def backend_requests(
     network, size = attention_network(model), execution.image_size
     spec = dict(batch=execution.batch_size, dtype=execution.dtype, device=execution.device.type)
     if isinstance(network, MsViT):
-        spec["padded"] = network is not model
+        spec["padded"] = pads_images(model)
         stages = [[block.attn for block in stage.blocks] for stage in network.stages]
         grids = network.grids((size, size))
     elif patched := [m for m in network.modules() if isinstance(m, PatchedAttention)]:
@@ -128,7 +134,7 @@ def select_attention_backends(
     requests, device = backend_requests(model, execution, training=training), execution.device
     automatic = [r for r in requests if r.backend == "auto"]
     network = attention_network(model)
-    padded = network is not model  # a detector
+    padded = pads_images(model)
     linears = linear_requests(network, execution, training=training, padded=padded)
     if tune and requests and not automatic:
         text = "MODEL.VIT.MSVIT.TUNE has no effect: the config already selects the backend %s"

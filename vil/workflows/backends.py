@@ -18,7 +18,12 @@ from vil.tasks import FEWEST_CLASSES, task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 from vil.utils.machine import version
-from vil.workflows.attention_backend import BackendRequest, attention_network, backend_requests
+from vil.workflows.attention_backend import (
+    BackendRequest,
+    attention_network,
+    backend_requests,
+    pads_images,
+)
 from vil.workflows.execution import execution_of
 from vil.workflows.linear_backend import LinearRequest, describe_linears, linear_requests
 
@@ -82,7 +87,7 @@ def find_calls(cfg: CfgNode) -> ModelCalls:
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
     network, execution = attention_network(model), execution_of(cfg, device)
-    linears = linear_requests(network, execution, padded=network is not model)
+    linears = linear_requests(network, execution, padded=pads_images(model))
     return ModelCalls(device, backend_requests(model, execution), linears)
 
 

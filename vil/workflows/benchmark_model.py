@@ -201,7 +201,11 @@ class Contender:
         self.network.train()
         self.optimizer.zero_grad()
         with self.autocast():
-            loss = F.cross_entropy(self.network(self.images), self.targets)
+            outputs = self.network(self.images)
+            if isinstance(outputs, Tensor):
+                loss = F.cross_entropy(outputs, self.targets)
+            else:  # of a distilled network
+                loss = sum(each.float().square().mean() for each in outputs)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()

@@ -139,6 +139,7 @@ def dry_run(
         with tempfile.TemporaryDirectory() as folder:
             changes = [f"OUTPUT_DIR={folder}", "RUN.MAX_BAD_STEPS=1"]  # a skipped step is no error
             changes += ["MODEL.VIT.MSVIT.TUNE=False"]  # tuning may take minutes
+            changes += ["DISTILL.CACHE="]  # which would keep what belongs to synthetic images
             trial = override(cfg, [*changes, *from_mapping(summary.learned_settings)])
             task = task_for(trial, torch.device("cpu"))
             synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}

@@ -98,9 +98,10 @@ def fixed_values(cfg: CfgNode) -> dict[str, str]:
 def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     """Return a copy of the config as a run saves it.
 
-    DATA.PATH is made absolute if it is a folder, and RUN.ALLOW_CHANGES is set to False. If `model`
-    is given, the LayerNorm epsilon and the keys in RULES get the values that the model uses. They
-    may differ from the config, because they can depend on the model's initial weights.
+    DATA.PATH is made absolute if it is a folder, and so are existing paths in DISTILL.
+    RUN.ALLOW_CHANGES is set to False. If `model` is given, the LayerNorm epsilon and the keys in
+    RULES get the values that the model uses. They may differ from the config, because they can
+    depend on the model's initial weights.
     """
     kept = leaves(cfg)
     network = next((m for m in model.modules() if isinstance(m, MsViT)), None) if model else None
@@ -112,5 +113,8 @@ def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
                     kept[key] = str(arguments[argument])
     if Path(cfg.DATA.PATH).is_dir():
         kept["DATA.PATH"] = str(Path(cfg.DATA.PATH).resolve())
+    for key in ("DISTILL.TEACHER", "DISTILL.WEIGHTS", "DISTILL.CACHE"):
+        if kept[key] and Path(kept[key]).exists():
+            kept[key] = str(Path(kept[key]).resolve())
     kept["RUN.ALLOW_CHANGES"] = False
     return tree(kept)

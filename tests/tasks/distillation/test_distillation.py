@@ -25,7 +25,9 @@ from vil.tasks.distillation.target import Features
 from vil.tasks.distillation.teacher import Source, Teacher
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.extras import is_installed
+from vil.workflows.attention_backend import backend_requests
 from vil.workflows.configure import make_config
+from vil.workflows.execution import execution_of
 from vil.workflows.train import train_config
 
 DIGITS = "ViL_Nano_Weights.DIGITS"
@@ -176,7 +178,13 @@ def test_two_processes_share_the_cache(tmp_path):
 
 def test_other_images_or_sizes_have_another_cache(tmp_path):
     """Two files each for the training and the test set."""
-    for words in ([], ["DATA.KWARGS.n=48"], ["DISTILL.IMAGE_SIZE=128"], ["INPUT.CROP_PCT=0.5"]):
+    for words in (
+        [],
+        ["DATA.KWARGS.n=48"],
+        ["DATA.KWARGS.size=40"],
+        ["DISTILL.IMAGE_SIZE=128"],
+        ["INPUT.CROP_PCT=0.5"],
+    ):
         before = len(list(tmp_path.glob("cache/*.npy")))
         train(tmp_path / str(before), f"DISTILL.CACHE={tmp_path / 'cache'}", *words, max_steps=1)
         assert (
@@ -254,6 +262,41 @@ def test_a_student_continues_from_a_student_or_a_classifier(student, tmp_path):
     assert all(torch.allclose(started[f"body.{name}"], x) for name, x in own.items())
 
 
+def test_a_student_of_timm_starts_from_a_classifier_and_at_another_size(tmp_path):
+    import timm
+
+    own = timm.create_model("test_vit", num_classes=5).state_dict()
+    torch.save(own, tmp_path / "vit.pth")
+    words = ["MODEL.ARCH=timm/test_vit", "INPUT.IMAGE_SIZE=160", "OPTIM.LR=1e-12"]
+    run = train(tmp_path / "run", *words, f"MODEL.MODEL_PATH={tmp_path}/vit.pth", max_steps=1)
+    found = weights(run)
+    own = {name: x for name, x in own.items() if not name.startswith("head.")}
+    assert all(torch.allclose(found[f"body.{name}"], x, atol=1e-6) for name, x in own.items())
+    metrics = vil.evaluate(run.run_dir, ["INPUT.IMAGE_SIZE=96"], checkpoint="last")
+    assert metrics["fake"]["count"] == 64
+
+
+def test_projectors_for_another_teacher_are_new(student, tmp_path):
+    import timm
+
+    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "teacher.pth")
+    words = ["DISTILL.TEACHER=timm/test_vit", f"DISTILL.WEIGHTS={tmp_path}/teacher.pth"]
+    words += [f"MODEL.MODEL_PATH={student.run_dir}", "OPTIM.LR=1e-12"]
+    found = weights(train(tmp_path / "run", *words, max_steps=1))
+    own = {n: x for n, x in weights(student).items() if n.startswith("body.")}
+    assert all(torch.allclose(found[name], x) for name, x in own.items())
+    assert found["dense.0.weight"].shape == (64, 32)
+
+
+def test_images_of_a_student_are_not_padded(student):
+    """So its backends are those of a classifier."""
+    cfg = make_config(student.run_dir / "config.yaml")
+    model = task_for(cfg, torch.device("cpu")).build_model()
+    execution = execution_of(cfg, torch.device("cpu"))
+    found = [request.case for request in backend_requests(model, execution)]
+    assert found == [request.case for request in backend_requests(model.body, execution)]
+
+
 def test_features_are_those_of_the_network_without_its_teacher(student, tmp_path):
     """From the run, from a converted file, and from the predictions; the teacher may be gone."""
     image = Fake(None, "val", n=1, size=32).image(0)
@@ -268,7 +311,8 @@ def test_features_are_those_of_the_network_without_its_teacher(student, tmp_path
 
 
 def test_probes_of_a_run_use_the_classes_of_the_data(student):
-    printed = succeeds("embed", "--probe", "--run", student.run_dir)
+    """And not the teacher, which may be gone."""
+    printed = succeeds("embed", "--probe", "--run", student.run_dir, "DISTILL.TEACHER", "gone")
     assert "linear probe" in printed
     ended = command("embed", "--probe", "--run", student.run_dir, "DATA.TEST", "digit_angles")
     assert ended.code == 2
@@ -323,6 +367,36 @@ def test_a_run_with_labels_learns_its_teacher_too(tmp_path):
     assert lines[-1]["teacher"] < lines[0]["teacher"]
 
 
+def test_a_dry_run_checks_no_classes_of_synthetic_images(tmp_path):
+    """And keeps nothing of them."""
+    words = ["DATA.TRAIN=[digits]", "DATA.TEST=[digits]", "DATA.NUM_CLASSES=10", "DATA.KWARGS={}"]
+    words += [f"DISTILL.TEACHER={DIGITS}", f"DISTILL.CACHE={tmp_path}/cache"]
+    succeeds("train", *CLASSIFIER, *words, "--dry-run", "--output_dir", tmp_path / "run")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_without_a_teacher_changes_nothing(tmp_path, caplog):
+    for task in ("classification", "regression"):
+        plain, cached = (
+            task_for(make_config(None, [*SMALL_TASKS[task], *words]), torch.device("cpu"))
+            for words in ([], [f"DISTILL.CACHE={tmp_path}"])
+        )
+        built = [str(each.build_train_transform()) for each in (plain, cached)]
+        assert built[0] == built[1]
+        assert "no effect: DISTILL.CACHE" in caplog.text
+        caplog.clear()
+    words = [f"DISTILL.CACHE={tmp_path}", "AUG.COLOR_JITTER=[0.1, 0.1, 0.1, 0.1, 0.5]"]
+    task_for(make_config(None, [*STUDENT, *words]), torch.device("cpu"))
+    assert "DISTILL.CACHE is set, so these keys have no effect: AUG.COLOR_JITTER" in caplog.text
+
+
+def test_a_teacher_with_one_mean_for_all_channels(tmp_path):
+    words = ["INPUT.MEAN=[0.5]", "INPUT.STD=[0.25]", "OPTIM.EPOCHS=1"]
+    teacher = train(tmp_path / "teacher", *words, of=CLASSIFIER)
+    run = train(tmp_path / "run", f"DISTILL.TEACHER={teacher.run_dir}", max_steps=1)
+    assert run.step == 1
+
+
 # ---- errors
 
 
@@ -344,6 +418,9 @@ def test_a_run_with_labels_learns_its_teacher_too(tmp_path):
             "mixed images are never the same again",
         ),
         (["DISTILL.CACHE={file}/c"], "cannot be created"),
+        (["MODEL.ARCH=timm/test_resnet", "INPUT.IMAGE_SIZE=100"], "stride, 32: use 96 or 128"),
+        (["TASK=classification", "DISTILL.TEACHER=dinov2_small"], "has no outputs for classes"),
+        (["DISTILL.TEACHER=timm/vit_base_patch16_18x2_224"], "has no published weights"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -387,6 +464,11 @@ def test_images_without_labels(tmp_path):
     assert found[2][0].size == (9, 8)
     with pytest.raises(DataError, match="no folder .*val: .*VAL_FRACTION"):
         build_dataset("images", tmp_path, "val")
+    with pytest.raises(DataError, match="there is no folder .*b/non: set --data"):
+        build_dataset("images", tmp_path / "b/non", "train")
+    (tmp_path / "b/link").symlink_to(tmp_path / "b/c")
+    assert len(build_dataset("images", tmp_path, "train")) == 4
+    (tmp_path / "b/link").unlink()
     (tmp_path / "val").mkdir()
     with pytest.raises(DataError, match="val has no images"):
         build_dataset("images", tmp_path, "val")

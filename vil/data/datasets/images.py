@@ -8,7 +8,7 @@ from PIL import Image
 
 from vil.data.bands import BandImage
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
-from vil.data.datasets.folder import HELP, extensions
+from vil.data.datasets.folder import HELP, extensions, format_layout_error
 from vil.utils.errors import DataError
 from vil.utils.safe_files import regular_file
 
@@ -29,6 +29,8 @@ class Images(ImageDataset):
         super().__init__(split, transform)
         self.root, self.channels, self.classes = Path(root), channels, [CLASS]
         folder = self.root / split
+        if not self.root.is_dir():
+            raise DataError(format_layout_error(self.root, ""))
         if not folder.is_dir():
             is_flat = not any((self.root / name).is_dir() for name in SPLITS)
             if split != "train" or not is_flat:
@@ -57,9 +59,14 @@ class Images(ImageDataset):
 
 def list_images(folder: Path, endings: tuple[str, ...]) -> list[str]:
     """Return the sorted paths of the image files in a folder and its subfolders, relative to the
-    folder, that are not hidden. endings: of the names of image files."""
+    folder, that are not hidden. endings: of the names of image files. Raises DataError if a folder
+    cannot be read."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+
     found = []
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         images = [f for f in files if f.lower().endswith(endings) and not f.startswith(".")]
         found += [os.path.relpath(os.path.join(place, name), folder) for name in images]

@@ -35,7 +35,10 @@ class Distillation(ConfiguredTask):
 
     kind = Features
     target: Features
-    unused = ("LOSS", "DATA.TARGETMAP", "DISTILL.SHARE", "DISTILL.TEMPERATURE")
+    unused = (
+        "LOSS", "DATA.TARGETMAP", "DISTILL.SHARE", "DISTILL.TEMPERATURE", "FINETUNE.HEAD",
+    )  # fmt: skip
+    has_teacher = True
     output_formats = Features.formats
     learned_keys = ("DISTILL.SIZES",)
     accepts_any_classes = True
@@ -55,20 +58,31 @@ class Distillation(ConfiguredTask):
         super().__init__(cfg, device, teacher=build_teacher(cfg, device))
         self.teacher = self.target.teacher
         self.sizes, self.rule = tuple(cfg.DISTILL.SIZES), cfg.FINETUNE.RESIZE
-        self.build_body = partial(build_network, cfg, 0)
+        self.build_network = partial(build_network, cfg, 0)
+
+    def build_distillation(self, cfg: CfgNode, device: torch.device) -> None:
+        return None  # of outputs
 
     # ---- network
 
     @as_config_error
     def build_model(self, *, load_pretrained: bool = False) -> Student:
         # before the body, which sets the seed of its and of the projectors' random weights
-        self.sizes = self.sizes or self.teacher.sizes
-        body, side = self.build_body(load_pretrained=load_pretrained), self.settings.image_size
+        sizes, side = self.sizes or self.teacher.sizes, self.settings.image_size
+        body = self.build_network(load_pretrained=load_pretrained)
         check_features(body, "the network of MODEL.ARCH")
-        self.target.grid = (side // last_stride(body),) * 2
+        stride = last_stride(body)
+        if side % stride:
+            near = max(side // stride, 1) * stride
+            raise ConfigError(
+                f"INPUT.IMAGE_SIZE {side} is not a multiple of the network's stride, {stride}: use "
+                f"{near} or {near + stride}"
+            )
+        self.target.grid = (side // stride,) * 2
         self.teacher.fit_grid(self.target.grid, side)
-        self.has_batch_norm = trains_batch_norm(body)
-        return Student(body, *self.sizes)
+        self.sizes = self.teacher.required_sizes = sizes
+        self.has_batch_norm, self.is_built = trains_batch_norm(body), True
+        return Student(body, *sizes)
 
     @as_config_error
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
@@ -83,26 +97,15 @@ class Distillation(ConfiguredTask):
     def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
         loader = super().train_loader(dist, **options)
         self.learned_settings = {"DISTILL.SIZES": list(self.sizes)} if self.sizes else {}
-        self._open_teacher({TRAIN: loader.samples.dataset})
+        self.teacher.open({TRAIN: loader.samples.dataset})
+        if self.is_built:  # a missing file is found before a training starts
+            _ = self.teacher.network
         return loader
 
     def test_loaders(self, dist: DistInfo, **options: Any) -> dict[str, EvalLoader]:
         loaders = super().test_loaders(dist, **options)
-        self._open_teacher({name: loader.dataset for name, loader in loaders.items()})
+        self.teacher.open({name: loader.dataset for name, loader in loaders.items()})
         return loaders
-
-    def _open_teacher(self, datasets: dict[str, Any]) -> None:
-        """Load the teacher if there is a network to train or to evaluate. Raises ConfigError if the
-        network was trained with another teacher. datasets: see `Teacher.open`."""
-        if self.target.grid is None:  # only the datasets are opened
-            return
-        if self.teacher.sizes != self.sizes:
-            raise ConfigError(
-                f"DISTILL.TEACHER {self.teacher.name} has features of the sizes "
-                f"{self.teacher.sizes}, but the network predicts those of {self.sizes}, "
-                "DISTILL.SIZES: use the teacher that it was trained with"
-            )
-        self.teacher.open(datasets)
 
     def open_train_set(self) -> ImageDataset:
         transform = self.build_train_transform()

@@ -4,7 +4,6 @@ Shapes: B images, c channels, H W size of the images in pixels; X Y rows and col
 grid; D features of the teacher.
 """
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from vil.models.features import last_channels, pooled_and_map
+from vil.models.vision_longformer import MsViT
 from vil.optim.param_groups import number_layers
+from vil.pretrained.body_weights import load_body
 from vil.pretrained.load_weights import Report, load_weights
 from vil.pretrained.state_dict_io import read_weights
-from vil.pretrained.student import BODY
+from vil.pretrained.student import BODY, extract_student
 
 
 class Student(nn.Module):
@@ -24,6 +25,8 @@ class Student(nn.Module):
     body: an MsViT or a model of timm without head. summary_size, dense_size: sizes D of the
     teacher's summary and dense features.
     """
+
+    pads_images = False  # unlike a detector
 
     def __init__(self, body: Any, summary_size: int, dense_size: int) -> None:
         super().__init__()
@@ -82,13 +85,23 @@ def projector(size: int, target_size: int) -> nn.Module:
     )
 
 
-def load_student(model: Student, weights: Mapping[str, Tensor] | Path, rule: str) -> Report:
+def load_student(model: Student, path: Path, rule: str) -> Report:
     """Load a weight file into a student, and return a report of what was loaded.
 
-    Weights of another model, such as a classifier, are loaded only into the body. rule: see
-    `load_weights`.
+    The projectors keep their random weights if the file has none, or those for another teacher.
+    rule: see `load_weights`.
     """
-    state = read_weights(weights) if isinstance(weights, Path) else weights
-    if model.state_dict().keys() <= state.keys():
-        return load_weights(model, state, rule=rule)
-    return load_weights(model.body, state, head="new", rule=rule)
+    state = read_weights(path)
+    body, projectors = extract_student(state)
+    if isinstance(model.body, MsViT):
+        report = load_weights(model.body, body, head="new", rule=rule)
+    else:
+        report = load_body(model.body, body, rule)
+    own = {name: x for name, x in model.state_dict().items() if not name.startswith(BODY)}
+    if all(name in state and state[name].shape == own[name].shape for name in own):
+        model.load_state_dict({name: state[name] for name in own}, strict=False)
+        report.loaded += list(own)
+    else:
+        report.fresh += list(own)
+        report.ignored += projectors
+    return report

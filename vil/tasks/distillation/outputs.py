@@ -29,21 +29,36 @@ class OutputDistillation:
         self.teacher, self.activation = teacher, activation
         self.share, self.temperature = share, temperature
 
-    def open(self, dataset: LoadableDataset, classes: Sequence[str]) -> None:
-        """Load the teacher. dataset: training set. classes: names of the student's classes. Raises
-        ConfigError if the teacher is known to have other ones."""
-        known = list(self.teacher.source.classes)
-        if known and known != list(classes):
+    def open(self, dataset: LoadableDataset, classes: Sequence[str], *, load: bool) -> None:
+        """Prepare to learn on a training set. Raises ConfigError if the teacher has no outputs, or
+        other classes than the student.
+
+        classes: names of the student's classes; empty if they do not matter. load: whether to load
+        the teacher's weights.
+        """
+        source = self.teacher.source
+        if not source.num_outputs:
+            raise ConfigError(
+                f"DISTILL.TEACHER {self.teacher.name} has no outputs for classes, only features: "
+                "set TASK to distillation, or name the run of a classifier"
+            )
+        known = list(source.classes)
+        if known and classes and known != list(classes):
             raise ConfigError(
                 f"DISTILL.TEACHER {self.teacher.name} has other classes than the training set, "
                 f"such as {next(iter(set(known) ^ set(classes)), known[0])!r}, or in another "
                 "order: use a teacher that was trained with the same classes"
             )
         self.teacher.open({TRAIN: dataset})
+        if load:
+            _ = self.teacher.network
 
     def mix(self, loss: Loss, outputs: Tensor, batch: Batch) -> Loss:
-        """Return the loss of a batch with the teacher's part. loss: that of the labels. outputs (B,
-        K): the student's."""
+        """Return the loss of a batch with the teacher's part, which is a mean over the images.
+
+        loss: that of the labels. outputs (B, K): the student's. If the labels have weights, a
+        micro-batch or a rank counts by its sum of weights.
+        """
         wanted = self.teacher.outputs(batch)
         if wanted.shape != outputs.shape:
             raise ConfigError(

@@ -65,7 +65,7 @@ class Features(Target):
     def __init__(self, num_outputs: int, *, teacher: Teacher, **common: Any):
         super().__init__(**common)
         self.teacher = teacher
-        self.grid: tuple[int, int] | None = None
+        self.grid = (0, 0)
 
     def compare(self, predicted: Predicted, batch: Batch, dataset: str) -> tuple[Tensor, ...]:
         """Return the cosine similarities of summaries and of dense features, and the losses, (B,)

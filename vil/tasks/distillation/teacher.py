@@ -21,6 +21,7 @@ from vil.data.dataset import LoadableDataset, fingerprint, image_digests
 from vil.models.features import last_channels, last_stride, pooled_and_map
 from vil.tasks.distillation.cache import OutputCache
 from vil.utils.errors import ConfigError
+from vil.utils.memory import copy_to_device
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +32,15 @@ class Source(NamedTuple):
     """A network with trained weights.
 
     build: function (image side, whether to load the weights) that builds the network. image_size:
-    its own side in pixels. mean, std: of the images that its weights need, per channel. classes:
-    names of its classes; empty if they are not known.
+    its own side in pixels. mean, std: of the images that its weights need, per channel.
+    num_outputs: 0 without a head. classes: names of its outputs; empty if they are not known.
     """
 
     build: Callable[[int, bool], nn.Module]
     image_size: int
     mean: Sequence[float]
     std: Sequence[float]
+    num_outputs: int = 0
     classes: Sequence[str] = ()
 
 
@@ -74,6 +76,7 @@ class Teacher:
         self.name, self.find, self.device = name, find, device
         self.mean, self.std, self.given_size = list(mean), list(std), image_size
         self.cache, self.cache_key = cache, cache_key
+        self.required_sizes: tuple[int, int] | None = None  # of a student's projectors
         self._fitted: tuple[tuple[int, int], int] | None = None
         self._datasets: dict[str, LoadableDataset] = {}
         self._caches: dict[tuple[str, str], OutputCache] = {}
@@ -91,7 +94,14 @@ class Teacher:
 
     @cached_property
     def network(self) -> nn.Module:
-        """The network with its weights, on the device."""
+        """The network with its weights, on the device. Raises ConfigError if a student was trained
+        with another teacher."""
+        if self.required_sizes not in (None, self.sizes):
+            raise ConfigError(
+                f"DISTILL.TEACHER {self.name} has features of the sizes {self.sizes}, but the "
+                f"network predicts those of {self.required_sizes}, DISTILL.SIZES: use the teacher "
+                "that it was trained with or, for a new run, set DISTILL.SIZES to []"
+            )
         network = self.source.build(self.image_size, True)
         size, count = self.image_size, sum(p.numel() for p in network.parameters())
         log.info(
@@ -152,11 +162,10 @@ class Teacher:
         return old_std / std, (old_mean - mean) / std
 
     def open(self, datasets: dict[str, LoadableDataset]) -> None:
-        """Name the datasets whose outputs may be kept, as {name of a test set or TRAIN: dataset}.
-        Loads the weights, so that a missing file is found before a training starts."""
+        """Name the datasets whose outputs may be kept, as {name of a test set or TRAIN:
+        dataset}."""
         self._datasets |= datasets
         self._caches = {k: cache for k, cache in self._caches.items() if k[0] not in datasets}
-        assert self.network
 
     def prepare(self, images: Tensor) -> Tensor:
         """Resize and normalize the student's images (B, c, S, S) for the teacher."""
@@ -210,7 +219,7 @@ class Teacher:
         if missing:
             computed = compute(batch.images[missing]).cpu().numpy()
             rows[missing] = cache.write([indices[i] for i in missing], computed)
-        return torch.from_numpy(rows).to(self.device, non_blocking=True).float()
+        return copy_to_device(torch.from_numpy(rows), self.device).float()
 
     def _open_cache(self, name: str, kind: str, width: int) -> OutputCache:
         """Open the cache of a dataset. Its name is a hash of all that the outputs depend on."""
@@ -218,7 +227,9 @@ class Teacher:
         precision = str(torch.get_autocast_dtype(self.device.type))
         if not torch.is_autocast_enabled(self.device.type):
             precision = "full"
+        source = self.source
         described = [kind, precision, self.cache_key, str(self.image_size), fingerprint(dataset)]
+        described += [str(list(source.mean)), str(list(source.std))]
         for text in [*described, *image_digests(dataset)]:
             digest.update(text.encode() + b"\0")
         for key, value in sorted(self.network.state_dict().items()):

@@ -52,6 +52,8 @@ RGB_ONLY = {
     True: ("AUG.TIMM_AUG.COLOR_JITTER", "AUG.TIMM_AUG.AUTO_AUGMENT"),
     False: ("AUG.COLOR_JITTER", "AUG.GRAY_SCALE", "AUG.GAUSSIAN_BLUR"),
 }
+# Keys and sections of the transform of training images.
+AUGMENTATION = ("AUG.SCALE", "AUG.RATIO", "AUG.TRANSFORM", "AUG.TIMM_AUG", *RGB_ONLY[False])
 # Keys in AUG.TIMM_AUG that set arguments of `train_transform`.
 TIMM_KEYS = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT", "AUTO_AUGMENT")
 SYNTHETIC = "fake"  # dataset for `ConfiguredTask.synthetic`
@@ -65,13 +67,13 @@ class ConfiguredTask(ImageTask):
     target_keys: {argument of `kind`: config key that sets it}.
     unused: config keys and sections that the task does not use.
     has_mixup: whether the task supports mixup and cutmix.
-    learns_outputs: whether the task can learn the outputs of DISTILL.TEACHER.
+    has_teacher: whether the task can learn from DISTILL.TEACHER.
     """
 
     target_keys: Mapping[str, str] = {}
     unused: Sequence[str] = ()
     has_mixup = False
-    learns_outputs = False
+    has_teacher = False
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device, **own: Any):
@@ -92,7 +94,10 @@ class ConfiguredTask(ImageTask):
         transform = partial(eval_transform, size, channels=channels, **images)
         # built later, because a command may need only one of them
         self.build_train_transform = partial(build_train_transform, cfg, images)
-        if cfg.DISTILL.CACHE:  # the same pixels in every epoch
+        if self.has_teacher and not cfg.DISTILL.TEACHER:
+            warn_unused(cfg, "DISTILL.TEACHER is empty", ("DISTILL",))
+        elif self.has_teacher and cfg.DISTILL.CACHE:  # the same pixels in every epoch
+            warn_unused(cfg, "DISTILL.CACHE is set", AUGMENTATION)
             self.build_train_transform = transform
         self.build_network = partial(build_network, cfg, cfg.DATA.NUM_CLASSES)
         self.finetune = dict(head=cfg.FINETUNE.HEAD, rule=cfg.FINETUNE.RESIZE)
@@ -113,7 +118,7 @@ class ConfiguredTask(ImageTask):
 
     def build_distillation(self, cfg: CfgNode, device: torch.device) -> OutputDistillation | None:
         """Build the loss of a teacher's outputs, if the config has a teacher."""
-        if not (cfg.DISTILL.TEACHER and self.learns_outputs) or cfg.DATA.NUM_CLASSES == "auto":
+        if not (cfg.DISTILL.TEACHER and self.has_teacher) or cfg.DATA.NUM_CLASSES == "auto":
             return None
         options = dict(share=cfg.DISTILL.SHARE, temperature=cfg.DISTILL.TEMPERATURE)
         teacher = build_teacher(cfg, device, cfg.DATA.NUM_CLASSES)
@@ -124,7 +129,7 @@ class ConfiguredTask(ImageTask):
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         model = self.build_network(load_pretrained=load_pretrained)
-        self.has_batch_norm = trains_batch_norm(model)
+        self.has_batch_norm, self.is_built = trains_batch_norm(model), True
         return model
 
     @as_config_error
@@ -259,7 +264,7 @@ class Classification(ConfiguredTask):
     }
     output_formats = Classes.formats
     complete_formats = ("probabilities",)
-    has_mixup = learns_outputs = True
+    has_mixup = has_teacher = True
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
@@ -313,9 +318,11 @@ class Multilabel(ConfiguredTask):
         "label_smoothing": "LOSS.LABEL_SMOOTHING",
         "weight_setting": "LOSS.CLASS_WEIGHTS",
     }
-    unused = ("LOSS.LOSS", "LOSS.FOCAL", "LOSS.LOGIT_ADJUSTMENT", "DATA.TARGETMAP")
+    unused = (
+        "LOSS.LOSS", "LOSS.FOCAL", "LOSS.LOGIT_ADJUSTMENT", "DATA.TARGETMAP", "DISTILL.TEMPERATURE",
+    )  # fmt: skip
     output_formats = Labels.formats
-    learns_outputs = True
+    has_teacher = True
 
 
 class Regression(ConfiguredTask):

@@ -63,9 +63,11 @@ class ImageTask(Task):
         common: arguments of `Task`.
 
     kind: class of `target`, for a task that is built from a config.
+    is_built: whether the task has built a network, so that its datasets are not only described.
     """
 
     kind: type[Target] = Target
+    is_built = False
     has_splits = True
     max_eval_batch = MAX_EVAL_BATCH
     own_arguments = staticmethod(own_arguments)
@@ -106,7 +108,9 @@ class ImageTask(Task):
         self.learned_settings = self.target.read_targets(dataset)
         self.target.check_weights(weights is not None)
         if self.distillation is not None:
-            self.distillation.open(dataset, loader.classes)
+            # synthetic images of a dry run have other classes
+            classes = loader.classes if options.get("dataset") is None else ()
+            self.distillation.open(dataset, classes, load=self.is_built)
         return loader
 
     def count_classes(self, dataset: ImageDataset) -> dict[str, int]:

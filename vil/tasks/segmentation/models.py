@@ -227,7 +227,7 @@ def load_segmentation_weights(
 
     Raises CheckpointError if the weights do not fit the model.
     """
-    state, _ = extract_student(read_weights(path), model)
+    state, _ = extract_student(read_weights(path))
     own = model.state_dict()
     if any(name.startswith(BODY) and name in state for name in own):
         heads = [{n for n in names if not n.startswith(BODY)} for names in (own, state)]
