@@ -424,7 +424,9 @@ def test_a_teacher_with_one_mean_for_all_channels(tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_settings_end_with_one_line(words, message, tmp_path):
+def test_wrong_settings_end_with_one_line(words, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # unreachable
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "file").write_text("")
     words = [word.format(file=tmp_path / "file") for word in words]
     ended = command("train", *STUDENT, *words, "--output_dir", tmp_path / "run")
