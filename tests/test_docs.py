@@ -370,6 +370,25 @@ def test_the_tutorial_has_the_measured_times_of_patched_models():
     assert f"takes {shares[1]:.2f} of the time" in read("docs/guides/patch_attention.md")
 
 
+def test_the_guide_has_the_measured_gain_of_distillation():
+    text = read("docs/guides/distillation.md")
+    rows = json.loads((RESULTS / "distillation.json").read_text())["rows"]
+    for start in {row["start"]: None for row in rows}:
+        own = [row for row in rows if row["start"] == start]
+        cells = [f"{statistics.median(row[name] for row in own):.2f}" for name in ("top1", "probe")]
+        assert f"| {start} | {' | '.join(cells)} |" in text
+
+
+def test_the_guides_have_the_measured_starts_on_few_pictures():
+    rows = json.loads((RESULTS / "stamps.json").read_text())["rows"]
+    for page in ("docs/guides/distillation.md", "docs/tutorials/pretrained.md"):
+        text = read(page)
+        for name in {row["network"]: None for row in rows}:
+            own = [row for row in rows if row["network"] == name]
+            each = ", ".join(f"{row['top1']:.2f}" for row in own)
+            assert f"| {name} | {own[0]['epochs']} | {each} |" in text
+
+
 def test_the_tutorial_has_the_measured_accuracy_of_features():
     text = read("docs/tutorials/pretrained.md")
     rows = json.loads((RESULTS / "earth-tiles.json").read_text())["rows"]

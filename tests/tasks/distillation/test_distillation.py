@@ -258,6 +258,8 @@ def test_a_student_continues_from_a_student_or_a_classifier(student, tmp_path):
     classifier = train(tmp_path / "b", of=CLASSIFIER, max_steps=1)
     path = f"MODEL.MODEL_PATH={classifier.run_dir}/checkpoints/last"
     started = weights(train(tmp_path / "c", path, "OPTIM.LR=1e-12", max_steps=1))
+    ended = command("evaluate", "--output_dir", tmp_path / "e", *STUDENT, path)
+    assert "no projectors to the features of this teacher" in ended.err
     own = {n: x for n, x in weights(classifier).items() if not n.startswith("head.")}
     assert all(torch.allclose(started[f"body.{name}"], x) for name, x in own.items())
 

@@ -86,7 +86,7 @@ class Distillation(ConfiguredTask):
 
     @as_config_error
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
-        return load_student(model, path, self.rule)
+        return load_student(model, path, self.rule, strict=strict)
 
     def cost(self, model: Student, size: tuple[int, int]) -> list[CostRow]:
         return model_cost(model.body, size)

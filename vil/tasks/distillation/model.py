@@ -17,6 +17,7 @@ from vil.pretrained.body_weights import load_body
 from vil.pretrained.load_weights import Report, load_weights
 from vil.pretrained.state_dict_io import read_weights
 from vil.pretrained.student import BODY, extract_student
+from vil.utils.errors import CheckpointError
 
 
 class Student(nn.Module):
@@ -85,11 +86,11 @@ def projector(size: int, target_size: int) -> nn.Module:
     )
 
 
-def load_student(model: Student, path: Path, rule: str) -> Report:
+def load_student(model: Student, path: Path, rule: str, *, strict: bool = False) -> Report:
     """Load a weight file into a student, and return a report of what was loaded.
 
     The projectors keep their random weights if the file has none, or those for another teacher.
-    rule: see `load_weights`.
+    rule: see `load_weights`. strict: raise CheckpointError instead.
     """
     state = read_weights(path)
     body, projectors = extract_student(state)
@@ -101,7 +102,12 @@ def load_student(model: Student, path: Path, rule: str) -> Report:
     if all(name in state and state[name].shape == own[name].shape for name in own):
         model.load_state_dict({name: state[name] for name in own}, strict=False)
         report.loaded += list(own)
-    else:
-        report.fresh += list(own)
-        report.ignored += projectors
+        return report
+    if strict:
+        raise CheckpointError(
+            f"{path} has no projectors to the features of this teacher, so they would be random: "
+            "use the file only to start a training (vil train)"
+        )
+    report.fresh += list(own)
+    report.ignored += projectors
     return report
