@@ -471,9 +471,10 @@ def test_images_without_labels(tmp_path):
         build_dataset("images", tmp_path, "val")
     with pytest.raises(DataError, match="there is no folder .*b/non: set --data"):
         build_dataset("images", tmp_path / "b/non", "train")
-    (tmp_path / "b/link").symlink_to(tmp_path / "b/c")
-    assert len(build_dataset("images", tmp_path, "train")) == 4
-    (tmp_path / "b/link").unlink()
+    for target, expected in ((tmp_path, 3), (tmp_path / ".hidden", 4)):  # a loop, another folder
+        (tmp_path / "b/link").symlink_to(target)
+        assert len(build_dataset("images", tmp_path, "train")) == expected
+        (tmp_path / "b/link").unlink()
     (tmp_path / "val").mkdir()
     with pytest.raises(DataError, match="val has no images"):
         build_dataset("images", tmp_path, "val")

@@ -59,15 +59,20 @@ class Images(ImageDataset):
 
 def list_images(folder: Path, endings: tuple[str, ...]) -> list[str]:
     """Return the sorted paths of the image files in a folder and its subfolders, relative to the
-    folder, that are not hidden. endings: of the names of image files. Raises DataError if a folder
-    cannot be read."""
+    folder, that are not hidden. A folder that links lead to again is read once. endings: of the
+    names of image files. Raises DataError if a folder cannot be read."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
 
-    found = []
+    found, read = [], set()
     for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        real = os.path.realpath(place)
+        if real in read:
+            folders.clear()
+            continue
+        read.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         images = [f for f in files if f.lower().endswith(endings) and not f.startswith(".")]
         found += [os.path.relpath(os.path.join(place, name), folder) for name in images]
     return sorted(found)
