@@ -98,7 +98,7 @@ def fixed_values(cfg: CfgNode) -> dict[str, str]:
 def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     """Return a copy of the config as a run saves it.
 
-    DATA.PATH is made absolute if it is a folder, and so are existing paths in DISTILL.
+    DATA.PATH is made absolute if it is a folder, and so are DISTILL.CACHE and paths of a teacher.
     RUN.ALLOW_CHANGES is set to False. If `model` is given, the LayerNorm epsilon and the keys in
     RULES get the values that the model uses. They may differ from the config, because they can
     depend on the model's initial weights.
@@ -114,7 +114,8 @@ def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     if Path(cfg.DATA.PATH).is_dir():
         kept["DATA.PATH"] = str(Path(cfg.DATA.PATH).resolve())
     for key in ("DISTILL.TEACHER", "DISTILL.WEIGHTS", "DISTILL.CACHE"):
-        if kept[key] and Path(kept[key]).exists():
+        # other values are names; the folder of the cache is created later
+        if kept[key] and (Path(kept[key]).exists() or key == "DISTILL.CACHE"):
             kept[key] = str(Path(kept[key]).resolve())
     kept["RUN.ALLOW_CHANGES"] = False
     return tree(kept)

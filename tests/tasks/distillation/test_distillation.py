@@ -136,6 +136,16 @@ def test_stored_rows_survive_and_damaged_ones_do_not_count(tmp_path):
     assert again.read([0, 4])[1] == [0]
 
 
+def test_the_folder_of_a_cache_may_be_relative(tmp_path, monkeypatch):
+    """A run that resumes reports no change, and commands from other folders find it."""
+    monkeypatch.chdir(tmp_path)
+    train(tmp_path / "run", "DISTILL.CACHE=cache", max_steps=1)
+    resumed = train(tmp_path / "run", "DISTILL.CACHE=cache", resume=True, max_steps=2)
+    assert "from here" not in (resumed.run_dir / "log.txt").read_text()
+    saved = make_config(resumed.run_dir / "config.yaml")
+    assert str(tmp_path / "cache") == saved.DISTILL.CACHE
+
+
 def test_a_cached_teacher_computes_each_image_once(tmp_path, monkeypatch):
     """An epoch with a full cache calls no teacher; a run that resumes has the same weights."""
     words = f"DISTILL.CACHE={tmp_path / 'cache'}", "DATALOADER.WORKERS=0"
