@@ -91,21 +91,20 @@ def _timm_source(cfg: CfgNode, arch: str, weights: str, num_outputs: int) -> Sou
             f"DISTILL.TEACHER {arch}: its published weights have {published.num_classes} classes, "
             f"not {num_outputs}: train a teacher with your classes, and name its run"
         )
-    file = find_weights(weights, cfg.DATA.DATA_DIR) if weights else None
 
     @as_config_error
     def build(side: int, load: bool) -> nn.Module:
         options: dict[str, Any] = dict(num_classes=num_outputs, img_size=side)
         try:
-            network = build_external(arch, pretrained=load and file is None, **options)
+            network = build_external(arch, pretrained=load and not weights, **options)
         except CheckpointError as error:
             reason = one_line(root_cause(error))
             raise CheckpointError(
                 f"the weights of the teacher {arch} cannot be downloaded ({reason}): check the "
                 "network, or set DISTILL.WEIGHTS to a file"
             ) from error
-        if load and file is not None:
-            state = read_weights(file)
+        if load and weights:
+            state = read_weights(find_weights(weights, cfg.DATA.DATA_DIR))
             if num_outputs:
                 load_weights(network, state)
             else:
