@@ -464,9 +464,10 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     data += ["DATA.KWARGS={n: 16, size: 32, num_classes: 10}"]
     model = ["INPUT.IMAGE_SIZE=32", "MODEL.VIT.MSVIT.ARCH=l1,d8,h1,p8", "OPTIM.EPOCHS=1"]
     switches = ["AUG.MIXUP_PROB=1", "AUG.MIXUP=0.8", "AMP.ENABLED=True", "FINETUNE.FINETUNE=True"]
-    words = ["train", "--output_dir", str(tmp_path), *data, *model, *switches]
+    words = ["train", *data, *model, *switches, "--output_dir", str(tmp_path)]
     assert main(words) == main([*words, "--resume"]) == 0
     assert main(["evaluate", "--run", str(tmp_path)]) == 0
+    assert main([*words[:-1], str(tmp_path / "student"), f"DISTILL.TEACHER={tmp_path}"]) == 0
     further = ["DATA.FOLDS=2", "OPTIM.LR_REFERENCE_BATCH=16", "MULTILABEL.LOSS=asymmetric"]
     for name, settings in SMALL_TASKS.items():
         place = ["--output_dir", str(tmp_path / name), f"DATA.PATH={tmp_path}"]
