@@ -101,18 +101,19 @@ def mlp_weights(norm: nn.Module, mlp: nn.Module, training: bool | None = None) -
     """
     if type(norm) is not nn.LayerNorm or type(mlp) is not Mlp:
         return None
-    replaced = any(type(getattr(mlp, name)) not in kinds for name, kinds in KINDS.items())
-    if replaced or mlp.act.approximate != "none":
+    layers = mlp._modules  # faster than attributes, and this function is called for each image
+    if any(type(layers.get(name)) not in kinds for name, kinds in KINDS.items()):
         return None
-    modules = (norm, mlp, *(getattr(mlp, name) for name in KINDS))
-    packed = [is_packed(layer) for layer in (mlp.fc1, mlp.fc2)]
-    if packed[0] != packed[1] or (type(mlp.fc1) is PackedLinear and not packed[0]):
+    fc1, fc2 = layers["fc1"], layers["fc2"]
+    packed = is_packed(fc1)
+    if packed != is_packed(fc2) or (type(fc1) is PackedLinear and not packed):
         return None
-    weights = [layer.packed if packed[0] else layer.weight for layer in (mlp.fc1, mlp.fc2)]
-    tensors = [norm.weight, norm.bias, weights[0], mlp.fc1.bias, weights[1], mlp.fc2.bias]
+    weights = [fc.packed if packed else fc.weight for fc in (fc1, fc2)]
+    tensors = [norm.weight, norm.bias, weights[0], fc1.bias, weights[1], fc2.bias]
+    modules = (norm, mlp, *layers.values())
     if any(map(has_hooks, modules)) or not all(map(has_plain_type, tensors)):
         return None
-    if any(drops(module, training) for module in modules):
+    if layers["act"].approximate != "none" or any(drops(module, training) for module in modules):
         return None
     return MlpWeights(*tensors)
 

@@ -30,9 +30,13 @@ def has_hooks(module: nn.Module) -> bool:
 
     Calling such a module may do more than the `forward` of its class, for example record tensors.
     """
-    forward = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    backward = module._backward_hooks or module._backward_pre_hooks
-    return bool(forward or backward)
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
 
 
 def drops(module: nn.Module, training: bool | None = None) -> bool:

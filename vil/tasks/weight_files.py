@@ -1,6 +1,7 @@
 """Find the weights that a path or a name given by the user refers to."""
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 from vil.engine.checkpoint.manifest import find_corruption
@@ -8,6 +9,7 @@ from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
 from vil.pretrained import dinov2, state_dict_io
 from vil.pretrained.catalog import get_weight
 from vil.utils.errors import CheckpointError, as_config_error
+from vil.utils.lookup import did_you_mean
 
 MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # a weights entry of vil.pretrained.catalog
 
@@ -32,7 +34,8 @@ def find_weights(given: str, data_dir: str) -> Path:
     path = next((place for place in places if place.exists()), None)
     if path is None:
         others = f", nor at {places[1]}" if len(places) > 1 else ""
-        raise CheckpointError(f"there are no weights at {given}{others}: check the path")
+        near = did_you_mean(*get_close_matches(str(given), [dinov2.NAME], cutoff=0.8))
+        raise CheckpointError(f"there are no weights at {given}{others}: check the path{near}")
     if path.name in state_dict_io.POINTERS and path.is_file():
         path = resolve_link(path.parent, path.name)
     elif (path / "config.yaml").is_file():

@@ -419,6 +419,7 @@ def test_a_teacher_with_one_mean_for_all_channels(tmp_path):
         (["DISTILL.TEACHER="], "TASK distillation needs a teacher: set DISTILL.TEACHER"),
         (["DISTILL.TEACHER=timm/test_vti"], "unknown timm model 'test_vti'; did you mean"),
         (["DISTILL.TEACHER=runs/gone"], "there are no weights at runs/gone"),
+        (["DISTILL.TEACHER=dinov2_smal"], "did you mean dinov2_small"),
         (["DISTILL.WEIGHTS=dinov2_small"], "only a teacher timm/NAME takes weights"),
         (
             ["DISTILL.TEACHER=timm/test_vit"],

@@ -15,8 +15,9 @@
 namespace vil {
 
 constexpr int64_t FEWEST_BANDS = 16;  // of a call with enough rows of chunks
+constexpr int64_t FEW_QUERIES = 96;   // of a part of a chunk, because each part packs all its keys
 
-std::vector<Band> bands_of(const Call& call) {
+inline std::vector<Band> bands_of(const Call& call) {
   const int64_t rows = call.chunks(0), lanes = call.images * call.heads;
   // not more than needed, because a band also packs the rows around it
   const int64_t count = std::clamp<int64_t>(divide_up(FEWEST_BANDS, lanes), 1, divide_up(rows, 2));
@@ -28,15 +29,31 @@ std::vector<Band> bands_of(const Call& call) {
   return bands;
 }
 
+// Divide the bands of a forward pass into parts if they are few. Reduces the size of a block of
+// queries to that of a part.
+inline std::vector<Band> parts_of(const Call& call, const std::vector<Band>& bands, Sizes& sizes) {
+  const int64_t few = divide_up(FEWEST_BANDS, bands.size());
+  const int64_t most = std::max<int64_t>(sizes.queries / FEW_QUERIES, 1);
+  const int64_t count = call.layout_heads ? 1 : std::min(few, most);
+  sizes.block = std::min(sizes.block, pad(divide_up(sizes.queries, count), 2));
+  std::vector<Band> parts;
+  for (int64_t part = 0; part < count; ++part)
+    for (Band band : bands) {
+      band.part = part, band.parts = count;
+      parts.push_back(band);
+    }
+  return parts;
+}
+
 template <class Type>
 void forward(const Call& call) {
   if (!(call.images * call.heads)) return;
   const Bias bias(call);
-  const Sizes sizes = sizes_of<Type>(call);
-  const auto bands = bands_of(call);
+  Sizes sizes = sizes_of<Type>(call);
+  const auto bands = parts_of(call, bands_of(call), sizes);
   parallel<Scratch>(bands.size(), call.threads, [&](int64_t i, Scratch& scratch) {
     Forward<Type>(call, bias, sizes, scratch, bands[i]).run();
-    if (GlobalQueries<Type>::wanted(call) && !bands[i].first)
+    if (GlobalQueries<Type>::wanted(call) && !bands[i].first && !bands[i].part)
       GlobalQueries<Type>(call, scratch, bands[i].image, bands[i].head).forward();
   });
 }

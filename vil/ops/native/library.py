@@ -265,8 +265,13 @@ def _function(name: str) -> ctypes._CFuncPtr:
 
 def as_float32(**tensors: Tensor | None) -> dict[str, Tensor]:
     """Return {name: contiguous float32 tensor} for the tensors that are not None."""
-    given = {name: x for name, x in tensors.items() if x is not None}
-    return {name: x.detach().float().contiguous() for name, x in given.items()}
+    return {
+        name: x
+        if x.dtype == torch.float32 and x.is_contiguous()
+        else x.detach().float().contiguous()
+        for name, x in tensors.items()
+        if x is not None
+    }
 
 
 def call(name: str, numbers: ctypes.Structure, is_backward: bool) -> None:

@@ -5,6 +5,7 @@
 // cache. Each task sums the gradients of the weight and the bias over its rows.
 #pragma once
 
+#include <initializer_list>
 #include <type_traits>
 #include <vector>
 
@@ -38,19 +39,41 @@ constexpr int64_t SUM_UNITS = 1 << 23;  // of all tasks
 // `out`.
 template <class Sums>
 void sum_tasks(
-    const std::vector<Sums>& tasks, std::vector<float> Sums::*part, int64_t first, int64_t count,
-    float* out) {
+    const std::vector<Sums>& tasks, float* Sums::*part, int64_t first, int64_t count, float* out) {
   for (int64_t j = first; j < first + count; j += LANES) {
-    Vector total = load((tasks[0].*part).data() + j);
-    for (size_t i = 1; i < tasks.size(); ++i) total = total + load((tasks[i].*part).data() + j);
+    Vector total = load(tasks[0].*part + j);
+    for (size_t i = 1; i < tasks.size(); ++i) total = total + load(tasks[i].*part + j);
     store(out + j, total);
   }
 }
+
+// The memory of several sums.
+class SumsMemory {
+ public:
+  void clear() { std::fill_n(memory, units, 0.0f); }
+
+ protected:
+  // Set each pointer to an array of its own, with as many floats as `sizes` says.
+  void divide(std::initializer_list<float**> parts, std::initializer_list<int64_t> sizes) {
+    for (int64_t size : sizes) units += size;
+    float* next = memory = borrowed.take(units);
+    const int64_t* size = sizes.begin();
+    for (float** part : parts) *part = next, next += *size++;
+  }
+
+ private:
+  BorrowedBuffer borrowed;
+  float* memory = nullptr;
+  int64_t units = 0;
+};
 
 // The tasks of a forward pass: ranges of rows, and parts of the features for each of them.
 struct Division {
   int64_t tasks, parts;  // of the rows, of the features
   int64_t size;          // rows that go through all steps at a time
+
+  // Return whether all rows go through at a time, so that each part of the weights is read once.
+  bool is_one_block(int64_t rows) const { return tasks == 1 && rows <= size; }
 };
 
 // Divide `rows` rows about evenly. If they are few, or if the weights do not fit into the level-2
@@ -88,10 +111,12 @@ std::vector<Sums> run_backward(
   const int64_t wanted = std::clamp(call.rows / ROWS_PER_SUM, FEWEST_TASKS, most);
   const int64_t tasks = std::min(blocks, wanted);
   std::vector<Sums> sums;
+  sums.reserve(tasks);
   for (int64_t i = 0; i < tasks; ++i) sums.emplace_back(call);
   parallel<Scratch>(tasks, call.threads, [&](int64_t i, Scratch& scratch) {
     const int64_t first = i * blocks / tasks * size;
     const int64_t last = std::min(call.rows, (i + 1) * blocks / tasks * size);
+    sums[i].clear();
     Task(call, weights, scratch, size).backward(first, last, sums[i]);
   });
   return sums;
@@ -108,13 +133,14 @@ struct LinearScratch {  // memory of a thread
   bool is_large() const { return product.capacity() + joined.capacity() > KEPT_UNITS; }
 };
 
-// The gradients of the parameters in one task.
-struct LinearSums {
-  std::vector<float> dgain, dshift, dweight, dbias;
-  explicit LinearSums(const LinearCall& call)
-      : dgain(call.dgain ? call.inputs : 0), dshift(call.dgain ? call.inputs : 0),
-        dweight(call.dweight ? call.outputs * call.inputs : 0),
-        dbias(call.dbias ? call.outputs : 0) {}
+// The gradients of the parameters in one task. Those that are not computed have no memory.
+struct LinearSums : SumsMemory {
+  float *dgain, *dshift, *dweight, *dbias;
+  explicit LinearSums(const LinearCall& call) {
+    const int64_t norm = call.dgain ? call.inputs : 0, bias = call.dbias ? call.outputs : 0;
+    const int64_t weight = call.dweight ? call.outputs * call.inputs : 0;
+    divide({&dgain, &dshift, &dweight, &dbias}, {norm, norm, weight, bias});
+  }
 };
 
 // Runs a pass for a range of rows, block by block. In: element type of x and dx. Out: of y and dy.
@@ -148,14 +174,14 @@ class LinearTask {
       std::fill_n(dbias, outputs + 2 * inputs, 0.0f);
       for (int64_t i = 0; call.dbias && i < count; ++i)
         add_row(dbias, as_floats(grads + i * outputs, outputs), outputs);
-      if (call.dbias) add_row(sums.dbias.data(), dbias, outputs);
+      if (call.dbias) add_row(sums.dbias, dbias, outputs);
       const Matrix dy = operand(grads, count, outputs, scratch.dy);
       const Matrix x = inputs_from(top, count, true);
       if (call.dweight) {
         const Matrix left{scratch.turned.take(outputs * (rows + LANES)), rows + LANES};
         transpose({join(dy, outputs, pairs), outputs}, pairs, outputs, left);
         const Matrix right{join(x, inputs, pairs), inputs};
-        multiply<Type>(outputs, inputs, pairs, left, right, {sums.dweight.data(), inputs}, true);
+        multiply<Type>(outputs, inputs, pairs, left, right, {sums.dweight, inputs}, true);
       }
       if (!call.dx) continue;
       float* product = scratch.product.take(rows * widest);
@@ -167,8 +193,8 @@ class LinearTask {
         write_row(product, inputs, static_cast<In*>(call.dx) + (top + i) * inputs);
       }
       if (!call.gain) continue;
-      add_row(sums.dgain.data(), dgain, inputs);
-      add_row(sums.dshift.data(), dshift, inputs);
+      add_row(sums.dgain, dgain, inputs);
+      add_row(sums.dshift, dshift, inputs);
     }
   }
 
@@ -260,20 +286,21 @@ template <class Type, class In, class Out>
 void linear(const LinearCall& call, bool is_backward) {
   Panels<Type> weight;
   const int64_t inputs = call.inputs, outputs = call.outputs;
-  if (call.packed) weight.use(const_cast<float*>(call.weight), inputs, outputs);
-  else if (!is_backward) weight.pack_transposed(call.weight, outputs, inputs, call.threads);
-  else if (call.dx) weight.pack_rows(call.weight, outputs, inputs, call.threads);
   const int64_t fitting = LINEAR_UNITS / std::max(inputs, outputs) / 2 * 2;
   const int64_t size = std::max(fitting, is_backward ? MIN_BACKWARD_ROWS : MIN_ROWS);
   using Task = LinearTask<Type, In, Out>;
   if (!is_backward) {
     const Division division = divide(call.rows, outputs, inputs * outputs, size);
+    if (call.packed) weight.use(const_cast<float*>(call.weight), inputs, outputs);
+    else if (division.is_one_block(call.rows)) weight.use_transposed(call.weight, outputs, inputs);
+    else weight.pack_transposed(call.weight, outputs, inputs, call.threads);
     run_forward<Task, LinearScratch>(
         call, weight, division, [&](Task& task, Range rows, int64_t part) {
           task.forward(rows, part_of(outputs, part, division.parts));
         });
     return;
   }
+  if (call.dx) weight.pack_rows(call.weight, outputs, inputs, call.threads);
   const auto sums = run_backward<Task, LinearScratch, LinearSums>(
       call, weight, size, inputs * outputs);
   if (sums.empty()) return;

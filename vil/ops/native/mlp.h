@@ -5,7 +5,6 @@
 // Weights are packed once per call.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "gelu.h"
@@ -33,18 +32,23 @@ template <class Type>
 struct MlpWeights {
   Panels<Type> first, second, first_rows, second_rows;
 
-  MlpWeights(const MlpCall& call, bool backward) {
+  // For the forward pass. once: whether each part of the weights is read once.
+  MlpWeights(const MlpCall& call, bool once) {
     if (call.packed) {
       first.use(const_cast<float*>(call.weight1), call.dim, call.hidden);
       second.use(const_cast<float*>(call.weight2), call.hidden, call.dim);
-      return;
-    }
-    if (!backward || !call.saved)
+    } else if (once) {
+      first.use_transposed(call.weight1, call.hidden, call.dim);
+      second.use_transposed(call.weight2, call.dim, call.hidden);
+    } else {
       first.pack_transposed(call.weight1, call.hidden, call.dim, call.threads);
-    if (!backward) {
       second.pack_transposed(call.weight2, call.dim, call.hidden, call.threads);
-      return;
     }
+  }
+
+  // For the backward pass.
+  explicit MlpWeights(const MlpCall& call) {
+    if (!call.saved) first.pack_transposed(call.weight1, call.hidden, call.dim, call.threads);
     first_rows.pack_rows(call.weight1, call.hidden, call.dim, call.threads);
     second_rows.pack_rows(call.weight2, call.dim, call.hidden, call.threads);
   }
@@ -58,11 +62,13 @@ struct MlpScratch {  // memory of a thread
 };
 
 // The gradients of the weights in one task. dweight1 is transposed.
-struct MlpSums {
-  std::vector<float> dweight1, dweight2, dbias1, dbias2, dgain, dshift;
-  explicit MlpSums(const MlpCall& call)
-      : dweight1(call.dim * call.hidden), dweight2(call.dim * call.hidden), dbias1(call.hidden),
-        dbias2(call.dim), dgain(call.dim), dshift(call.dim) {}
+struct MlpSums : SumsMemory {
+  float *dweight1, *dweight2, *dbias1, *dbias2, *dgain, *dshift;
+  explicit MlpSums(const MlpCall& call) {
+    const int64_t dim = call.dim, hidden = call.hidden, weight = dim * hidden;
+    divide({&dweight1, &dweight2, &dbias1, &dbias2, &dgain, &dshift},
+           {weight, weight, hidden, dim, dim, dim});
+  }
 };
 
 // Runs a pass for a range of rows, block by block.
@@ -122,9 +128,9 @@ class MlpTask {
       }
       weights.first_rows.multiply(count, left, dnormed);
       Matrix normed_t = turned(scratch.normed.get(), pairs, scratch.normed_t);
-      multiply<Type>(dim, hidden, pairs, normed_t, grads, {sums.dweight1.data(), hidden}, true);
+      multiply<Type>(dim, hidden, pairs, normed_t, grads, {sums.dweight1, hidden}, true);
       Matrix dy_t = turned(dy.data, pairs, scratch.dy_t);
-      multiply<Type>(dim, hidden, pairs, dy_t, inner, {sums.dweight2.data(), hidden}, true);
+      multiply<Type>(dim, hidden, pairs, dy_t, inner, {sums.dweight2, hidden}, true);
       differentiate_norm(top, count, dnormed, sums);
     }
   }
@@ -206,7 +212,7 @@ class MlpTask {
         const Vector dx = load(grad + j) * gelu.slope();
         store(row + j, gelu.value());
         store(grad + j, dx);
-        float* total = sums.dbias1.data() + j;
+        float* total = sums.dbias1 + j;
         store(total, load(total) + dx);
       }
     }
@@ -229,9 +235,9 @@ class MlpTask {
     for (int64_t i = 0; i < count; ++i) {
       float *x = scratch.x.get() + i * dim, *grad = dnormed.from(i, 0).data;
       read_row(static_cast<const Element*>(call.dy) + (top + i) * dim, dim, dy);
-      vil::differentiate_norm(x, grad, dim, scratch.moments[i], call.gain, sums.dgain.data(),
-                              sums.dshift.data());
-      add_row(sums.dbias2.data(), dy, dim);
+      vil::differentiate_norm(x, grad, dim, scratch.moments[i], call.gain, sums.dgain,
+                              sums.dshift);
+      add_row(sums.dbias2, dy, dim);
       if (call.residual) add_row(grad, dy, dim);
       write_row(grad, dim, static_cast<Element*>(call.dx) + (top + i) * dim);
     }
@@ -250,7 +256,7 @@ inline int64_t block_rows(const MlpCall& call, bool backward) {
 inline void sum_gradients(const MlpCall& call, std::vector<MlpSums>& tasks) {
   parallel<PackScratch>(call.dim / LANES, call.threads, [&](int64_t band, PackScratch&) {
     const int64_t row = band * LANES, first = row * call.hidden, count = LANES * call.hidden;
-    float* turned = tasks[0].dweight1.data();
+    float* turned = tasks[0].dweight1;
     sum_tasks(tasks, &MlpSums::dweight1, first, count, turned);
     transpose({turned + first, call.hidden}, LANES, call.hidden, {call.dweight1 + row, call.dim});
     sum_tasks(tasks, &MlpSums::dweight2, first, count, call.dweight2);
@@ -263,27 +269,28 @@ inline void sum_gradients(const MlpCall& call, std::vector<MlpSums>& tasks) {
 
 template <class Type, class Element>
 void mlp(const MlpCall& call, bool is_backward) {
-  const MlpWeights<Type> weights(call, is_backward);
   const int64_t size = block_rows(call, is_backward), dim = call.dim, hidden = call.hidden;
   using Task = MlpTask<Type, Element>;
   if (is_backward) {
+    const MlpWeights<Type> weights(call);
     auto sums = run_backward<Task, MlpScratch, MlpSums>(call, weights, size, 2 * dim * hidden);
     if (!sums.empty()) sum_gradients(call, sums);
     return;
   }
   const Division division = divide(call.rows, hidden, 2 * dim * hidden, size);
+  const MlpWeights<Type> weights(call, division.is_one_block(call.rows));
   const int64_t units = call.rows * dim, parts = division.parts;
-  // not a vector, which would be filled with zeros by one thread
-  const std::unique_ptr<float[]> partial(parts > 1 ? new float[parts * units] : nullptr);
+  BorrowedBuffer borrowed;
+  float* partial = parts > 1 ? borrowed.take(parts * units) : nullptr;
   run_forward<Task, MlpScratch>(call, weights, division, [&](Task& task, Range rows, int64_t part) {
-    task.forward(rows, part_of(hidden, part, parts), parts > 1 ? &partial[part * units] : nullptr);
+    task.forward(rows, part_of(hidden, part, parts), partial ? partial + part * units : nullptr);
   });
   if (parts == 1 || !call.rows) return;
   const int64_t tasks = std::min(call.rows, FEWEST_TASKS);
   const Division whole{tasks, 1, divide_up(call.rows, tasks)};
   run_forward<Task, MlpScratch>(call, weights, whole, [&](Task& task, Range rows, int64_t) {
     for (int64_t row = rows.first; row < rows.last; ++row) {
-      float* sum = &partial[row * dim];
+      float* sum = partial + row * dim;
       for (int64_t part = 1; part < parts; ++part) add_row(sum, sum + part * units, dim);
       task.write_output(row, sum);
     }

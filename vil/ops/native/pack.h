@@ -9,12 +9,14 @@
 #include <memory>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "bias.h"
 
 namespace vil {
 
 constexpr int64_t KEPT_UNITS = 1 << 22;  // most memory that a thread keeps for the next call
+constexpr int64_t STOCK_UNITS = 1 << 23;  // most memory of all its borrowed buffers
 
 // Memory that grows when needed and is reused by later calls on the same thread: the first use of
 // new memory takes as long as a multiplication.
@@ -47,6 +49,51 @@ class Buffer {
   };
   std::unique_ptr<float, Free> data_;
   int64_t capacity_ = 0;
+};
+
+// A buffer for one call. Its memory is from the thread's earlier calls, and later calls reuse it.
+class BorrowedBuffer {
+ public:
+  BorrowedBuffer() = default;
+  BorrowedBuffer(BorrowedBuffer&&) = default;
+  ~BorrowedBuffer() {
+    const int64_t units = buffer.capacity();
+    if (!units || units > STOCK_UNITS) return;
+    Stock& stock = own_stock();
+    stock.buffers.push_back(std::move(buffer));
+    for (stock.units += units; stock.units > STOCK_UNITS;) stock.remove(0);  // the oldest
+  }
+
+  // Return memory for `units` floats. Call it once.
+  float* take(int64_t units) {
+    Stock& stock = own_stock();
+    for (size_t i = stock.buffers.size(); i-- > 0;)
+      if (stock.buffers[i].capacity() >= units && stock.buffers[i].capacity() <= 2 * units) {
+        buffer = stock.remove(i);
+        break;
+      }
+    return buffer.take(units);
+  }
+
+ private:
+  struct Stock {
+    std::vector<Buffer> buffers;  // the oldest first
+    int64_t units = 0;
+
+    Buffer remove(size_t i) {
+      Buffer buffer = std::move(buffers[i]);
+      buffers.erase(buffers.begin() + i);
+      units -= buffer.capacity();
+      return buffer;
+    }
+  };
+
+  static Stock& own_stock() {
+    static thread_local Stock stock;
+    return stock;
+  }
+
+  Buffer buffer;
 };
 
 // Transpose 8 x 8 elements.

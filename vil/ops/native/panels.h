@@ -45,7 +45,7 @@ void write_sum(
 }
 
 struct PackScratch {  // memory of a thread
-  Buffer rounded;
+  Buffer rounded, tile;
   bool is_large() const { return rounded.capacity() > KEPT_UNITS; }
 };
 
@@ -70,6 +70,15 @@ class Panels {
   void use(float* memory, int64_t inputs, int64_t outputs) {
     data = memory;
     resize(inputs / Type::PAIR, outputs);
+  }
+
+  // Use the transpose of a weight (outputs, inputs). Each multiplication packs what it reads, which
+  // is faster than to pack all first if each panel is used once.
+  void use_transposed(const float* weight, int64_t outputs, int64_t inputs) {
+    source = weight;
+    stride = inputs;
+    depth = inputs / Type::PAIR;
+    columns = outputs;
   }
 
   // Pack the transpose of a weight (outputs, inputs).
@@ -99,16 +108,19 @@ class Panels {
   void multiply(int64_t rows, Matrix a, Matrix c, Range some, Range used) const {
     for (int64_t first = some.first; first < some.last; first += PANEL_WIDTH) {
       const int64_t width = std::min(PANEL_WIDTH, columns - first);
-      float* panel = data + first * depth;
-      for (int64_t k = used.first; k < used.last; k += PANEL_DEPTH)
-        vil::multiply<Type>(rows, width, std::min(PANEL_DEPTH, used.last - k),
-                            a.from(0, k - used.first), {panel + k * width, width},
+      for (int64_t k = used.first; k < used.last; k += PANEL_DEPTH) {
+        const int64_t count = std::min(PANEL_DEPTH, used.last - k);
+        float* part = source ? pack_part(first, width, k, count) : data + first * depth + k * width;
+        vil::multiply<Type>(rows, width, count, a.from(0, k - used.first), {part, width},
                             c.from(0, first - some.first), k > used.first);
+      }
     }
   }
 
  private:
-  Buffer own;
+  const float* source = nullptr;  // the weight of `use_transposed`
+  int64_t stride = 0;
+  BorrowedBuffer own;
   float* data = nullptr;  // the memory of `own`, or the memory passed to `use`
   int64_t depth = 0, columns = 0;
 
@@ -116,6 +128,17 @@ class Panels {
     depth = new_depth;
     columns = new_columns;
     if (!data) data = own.take(depth * columns);
+  }
+
+  // Pack `count` units of `width` columns in the memory of the thread.
+  float* pack_part(int64_t first, int64_t width, int64_t unit, int64_t count) const {
+    PackScratch& scratch = own_scratch<PackScratch>();
+    float* out = scratch.tile.take(PANEL_DEPTH * PANEL_WIDTH);
+    Matrix in{const_cast<float*>(source) + first * stride + unit * Type::PAIR, stride};
+    if constexpr (Type::PAIR == 2)
+      in = {round(in.data, stride, width, count * Type::PAIR, scratch.rounded), count};
+    transpose(in, width, count, {out, width});
+    return out;
   }
 
   template <class Pack>

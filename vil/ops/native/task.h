@@ -76,8 +76,9 @@ Sizes sizes_of(const Call& call) {
   return sizes;
 }
 
-struct Band {  // rows of chunks of a head of an image
+struct Band {  // rows of chunks of a head of an image, or a part of their queries
   int64_t image, head, first, last;  // last: not included
+  int64_t part = 0, parts = 1;       // of the blocks of queries of each chunk
 };
 
 // The state of one task. `Pass` derives from it and has pack(KeyRow&), start(slot, queries) and
@@ -229,7 +230,7 @@ class Task {
     const int64_t cols = column_of(kind).queries, queries = lines[r].queries * cols;
     const Keys kind_keys(call, lines[r], column_of(kind), sizes.unit);
     const bool plain = bias.is_zero(kind_keys);
-    for (int64_t block = 0; block * sizes.block < queries; ++block) {
+    for (int64_t block = band.part; block * sizes.block < queries; block += band.parts) {
       hold_tile(kind, lines[r].kind, block, queries, cols, kind_keys);
       const Tile& tile = held[kind];
       Buffer* added = plain ? nullptr : &tile_for(r, kind, kind_keys);
