@@ -10,8 +10,9 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from vil.layers.block import Block, mlp_weights
+from vil.layers.block import Block
 from vil.layers.fused_attention import can_fuse, join_projections
+from vil.layers.fused_mlp import mlp_weights
 from vil.layers.linear import has_hooks
 from vil.layers.packed_linear import PackedLinear, can_pack
 from vil.ops.linear_case import MLP, NORM_LINEAR, is_packed_native

@@ -13,17 +13,10 @@ from torch import Tensor, nn
 from vil.layers.attention import ATTENTIONS, Attention, build_attention, own_arguments
 from vil.layers.attention.build import COMMON
 from vil.layers.fused_attention import attend_fused, is_fused
-from vil.layers.linear import drops, has_hooks, has_plain_type
-from vil.layers.packed_linear import PackedLinear, is_packed
+from vil.layers.fused_block import fused_block
+from vil.layers.fused_mlp import apply_norm_mlp
 from vil.layers.padding import Grid
-from vil.ops.linear_case import MLP, is_native
-from vil.ops.mlp import MlpWeights, norm_mlp
 from vil.utils.lookup import lookup
-
-KINDS = dict(
-    fc1=(nn.Linear, PackedLinear), act=(nn.GELU,), drop1=(nn.Dropout, nn.Identity),
-    norm=(nn.Identity,), fc2=(nn.Linear, PackedLinear), drop2=(nn.Dropout, nn.Identity),
-)  # fmt: skip
 
 
 class Block(nn.Module):
@@ -54,6 +47,8 @@ class Block(nn.Module):
         if not (drops_nothing or type(self.drop_path) is nn.Identity):
             x = x + self.attn_branch(x, grid, valid_hw)
             return x + self.mlp_branch(x)
+        if valid_hw is None and (out := fused_block(self, x, grid)) is not None:
+            return out
         norm, attn = self.norm1, self.attn
         if valid_hw is None and is_fused(norm, attn, x, residual=True):
             x = attend_fused(norm, attn, x, grid, residual=True)
@@ -75,47 +70,6 @@ class Block(nn.Module):
         """Count the multiply-accumulates of attention and MLP for one image."""
         tokens = self.attn.num_global + grid[0] * grid[1]
         return self.attn.macs(grid) + 8 * tokens * self.attn.dim**2
-
-
-def apply_norm_mlp(norm: nn.Module, mlp: nn.Module, x: Tensor, *, residual: bool = False) -> Tensor:
-    """Return mlp(norm(x)) for x (B, T, C), plus x itself if `residual`.
-
-    Uses the compiled code if the MLP's weights are packed for it, or if it is selected.
-    """
-    if type(mlp) is Mlp:
-        packed = is_packed(mlp.fc1, x)
-        plain = type(mlp.fc1) is not PackedLinear
-        native = packed or plain and is_native(MLP, x, getattr(mlp.fc1, "out_features", 0))
-        if native and (weights := mlp_weights(norm, mlp)):
-            return norm_mlp(x, weights, eps=norm.eps, residual=residual, packed=packed)
-    y = mlp(norm(x))
-    return x + y if residual else y
-
-
-def mlp_weights(norm: nn.Module, mlp: nn.Module, training: bool | None = None) -> MlpWeights | None:
-    """Return the parameters of a layer norm and an MLP with exact GELU.
-
-    The weight matrices are packed if the linear layers are, see `vil.layers.packed_linear`. Returns
-    None if the modules are not a layer norm and such an MLP, if they have hooks, if they apply
-    dropout, or if their parameters are not plain tensors. training: see `drops`.
-    """
-    if type(norm) is not nn.LayerNorm or type(mlp) is not Mlp:
-        return None
-    layers = mlp._modules  # faster than attributes, and this function is called for each image
-    if any(type(layers.get(name)) not in kinds for name, kinds in KINDS.items()):
-        return None
-    fc1, fc2 = layers["fc1"], layers["fc2"]
-    packed = is_packed(fc1)
-    if packed != is_packed(fc2) or (type(fc1) is PackedLinear and not packed):
-        return None
-    weights = [fc.packed if packed else fc.weight for fc in (fc1, fc2)]
-    tensors = [norm.weight, norm.bias, weights[0], fc1.bias, weights[1], fc2.bias]
-    modules = (norm, mlp, *layers.values())
-    if any(map(has_hooks, modules)) or not all(map(has_plain_type, tensors)):
-        return None
-    if layers["act"].approximate != "none" or any(drops(module, training) for module in modules):
-        return None
-    return MlpWeights(*tensors)
 
 
 def build_block(fields: Mapping[str, Any]) -> Block:

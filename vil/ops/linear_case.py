@@ -46,7 +46,7 @@ NATIVE_FROM = {
     },
     (NORM_LINEAR, "evaluation"): {
         "float32": {96: 800, 192: 3200},
-        "float32 on AMD": {96: 800, 192: 150, 768: 1},
+        "float32 on AMD": {96: 400, 192: 150, 768: 1},
         "bfloat16": {768: 1},
         "amx": {384: 1},
     },
@@ -64,7 +64,7 @@ NATIVE_FROM = {
     },
     (LINEAR_RESIDUAL, "evaluation"): {
         "float32": {48: 3200, 384: 800},
-        "float32 on AMD": {96: 800, 768: 150},
+        "float32 on AMD": {96: 400, 192: 150, 768: 1},
         "bfloat16": {768: 1},
         "amx": {768: 1},
     },

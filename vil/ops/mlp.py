@@ -159,8 +159,8 @@ def _differentiate(ctx: Context, dy: Tensor | None, dhidden: Tensor | None) -> t
 _norm_mlp.register_autograd(_differentiate, setup_context=_setup_context)
 
 
-class _Call(ctypes.Structure):
-    """The C structure `MlpCall` of mlp.h, the arguments of the C++ functions."""
+class MlpCall(ctypes.Structure):
+    """The C structure of the same name in mlp.h, the arguments of the C++ functions."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "dy", "y", "dx")),
@@ -173,25 +173,27 @@ class _Call(ctypes.Structure):
     ]
 
 
-def _call(
-    tensors: dict[str, Tensor], *, half: bool, is_backward: bool = False,
-    **settings: Any,
-) -> None:  # fmt: skip
-    """Run the forward or backward pass of the native library.
+def _call(tensors: dict[str, Tensor], *, is_backward: bool = False, **settings: Any) -> None:
+    """Run the forward or backward pass of the native library. The arguments are those of
+    `structure`."""
+    library.call("vil_mlp", structure(tensors, **settings), is_backward)
 
-    tensors: {field name of `_Call`: contiguous tensor}, the inputs of the function and the buffers
-    for its results. half: whether to multiply in bfloat16. settings: the fields eps, residual and
-    packed of `_Call`.
+
+def structure(tensors: dict[str, Tensor], *, half: bool, **settings: Any) -> MlpCall:
+    """Return the arguments of a pass of the native library.
+
+    tensors: {field name of `MlpCall`: contiguous tensor}, the inputs of the function and the
+    buffers for its results. half: whether to multiply in bfloat16. settings: the fields eps,
+    residual and packed of `MlpCall`.
     """
     x = tensors["x"]
     hidden, dim = tensors["bias1"].numel(), tensors["bias2"].numel()
-    numbers = _Call(
+    return MlpCall(
         rows=x.numel() // dim, dim=dim, hidden=hidden,
         threads=torch.get_num_threads(), compute_bfloat16=half,
         tokens_bfloat16=x.dtype == torch.bfloat16,
         **settings, **{name: t.data_ptr() or None for name, t in tensors.items()},
     )  # fmt: skip
-    library.call("vil_mlp", numbers, is_backward)
 
 
 @register_flop_formula([torch.ops.vil.norm_mlp])

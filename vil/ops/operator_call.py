@@ -30,8 +30,22 @@ def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
     define.
     """
     tensors = [argument for argument in (x, *arguments) if isinstance(argument, Tensor)]
-    watched = (
-        not x.is_cpu
+    differentiates = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    # without a gradient of its own, the operator raises in the backward pass
+    if is_watched(*tensors) or (differentiates and not operator._backward_fn):
+        return operator(x, *arguments)
+    call = _differentiable(operator) if differentiates else operator._init_fn
+    return call(x, *arguments)
+
+
+def is_watched(*tensors: Tensor) -> bool:
+    """Return whether a call with these tensors must be made through torch's dispatcher.
+
+    This is the case if the first is not a CPU tensor, or if a tracer, transform, mode, profiler or
+    tensor subclass must see the call.
+    """
+    return (
+        not tensors[0].is_cpu
         or any(type(tensor) not in (Tensor, Parameter) for tensor in tensors)
         or torch.compiler.is_compiling()
         or is_exporting()
@@ -40,11 +54,6 @@ def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd._profiler_enabled()
     )
-    differentiates = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if watched or (differentiates and not operator._backward_fn):  # the operator's gradient raises
-        return operator(x, *arguments)
-    call = _differentiable(operator) if differentiates else operator._init_fn
-    return call(x, *arguments)
 
 
 @cache

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from vil.layers.block import Block, mlp_weights
+from vil.layers.block import Block
 from vil.layers.fused_attention import can_fuse
+from vil.layers.fused_mlp import mlp_weights
 from vil.layers.linear import is_plain
 from vil.models.vision_longformer import MsViT
 from vil.ops.linear_case import (

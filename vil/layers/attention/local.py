@@ -65,7 +65,7 @@ class LocalAttention(GlobalLocalAttention):
         is "native", a single operation computes the attention of local and of global queries.
         """
         window = self.window(grid)
-        if not self._is_native(qkv, window):
+        if not self.is_native(qkv, window):
             return super().attend_qkv(qkv, grid)
         from_globals = None
         if self.rel_pos and self.num_global:
@@ -81,7 +81,7 @@ class LocalAttention(GlobalLocalAttention):
             scale=self.scale,
         )
 
-    def _is_native(self, qkv: Tensor, window: Window | Layout) -> bool:
+    def is_native(self, qkv: Tensor, window: Window | Layout) -> bool:
         """Return whether `vil.ops.qkv_attention` should compute a call of `attend_qkv`.
 
         This requires that the backend is "native", that `vil.ops.qkv_attention` supports the call,

@@ -78,7 +78,7 @@ class _Tokens(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3)]
 
 
-class _Call(ctypes.Structure):
+class AttentionCall(ctypes.Structure):
     """The C structure `Call` of window.h, the arguments of the C++ forward and backward pass."""
 
     _fields_ = [
@@ -102,9 +102,18 @@ def run(
     call: Call, is_backward: bool, tokens: dict[str, Tensor], others: Mapping[str, Tensor | None]
 ) -> None:
     """Run the forward or backward pass of the native library, which writes to the result tensors.
+    The other arguments are those of `structure`."""
+    numbers, _kept = structure(call, tokens, others)
+    library.call("vil_attention", numbers, is_backward)
 
-    `tokens` and `others` map fields of `_Call` to inputs and results of the pass. They do not
-    contain the fields that are read from `call`: q, k, v and the bias.
+
+def structure(
+    call: Call, tokens: dict[str, Tensor], others: Mapping[str, Tensor | None]
+) -> tuple[AttentionCall, list[dict[str, Any]]]:
+    """Return the arguments of a pass of the native library, and tensors to keep until it ends.
+
+    `tokens` and `others` map fields of `AttentionCall` to inputs and results of the pass. They do
+    not contain the fields that are read from `call`: q, k, v and the bias.
     tokens: tensors (images, heads, tokens, channels), such as `out`.
     others: contiguous float32 tensors of other shapes, such as `lse`, or None.
     """
@@ -116,9 +125,8 @@ def run(
     }
     biases = library.as_float32(**call.bias._asdict())
     valid_hw = None if call.valid_hw is None else call.valid_hw.to("cpu", torch.int64).contiguous()
-    # keep references to the copies until the pass ends
     others = {**others, **biases, **lists, "valid_hw": valid_hw}
-    numbers = _Call(
+    numbers = AttentionCall(
         images=q.shape[0], heads=q.shape[1], rows=window.grid[0], cols=window.grid[1],
         num_global=call.num_global, dim=q.shape[3], size=window.size,
         bfloat16=q.dtype == torch.bfloat16, threads=torch.get_num_threads(), scale=call.scale,
@@ -126,12 +134,12 @@ def run(
         **{name: _Tokens(x.data_ptr(), x.stride()[:3]) for name, x in tokens.items()},
         **{name: None if x is None else x.data_ptr() for name, x in others.items()},
     )  # fmt: skip
-    library.call("vil_attention", numbers, is_backward)
+    return numbers, [tokens, others]
 
 
 def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return two dicts of the fields of `_Call` that describe a window: numbers and tensors. The
-    second dict is empty."""
+    """Return two dicts of the fields of `AttentionCall` that describe a window: numbers and
+    tensors. The second dict is empty."""
     reach = (2 * window.size - 1,) * 2
     return dict(
         exact=window.mask == Mask.EXACT, cyclic=window.cyclic, num_offsets=len(window.offsets),
@@ -143,7 +151,7 @@ def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
 @lru_cache(maxsize=64)
 @untraced
 def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return two dicts of the fields of `_Call` that describe a layout: numbers and tensors.
+    """Return two dicts of the fields of `AttentionCall` that describe a layout: numbers, tensors.
 
     The number num_offsets is the largest number of key chunks of a query chunk. The tensor masks
     has a bit for each pair of a query and a key.

@@ -3,9 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "attention.h"
-#include "linear.h"
-#include "mlp.h"
+#include "block.h"
 
 namespace vil {
 namespace {
@@ -62,6 +60,14 @@ extern "C" const char* vil_linear(const vil::LinearCall* call, int is_backward) 
 extern "C" const char* vil_pack_linear(const vil::LinearCall* call, int) {
   return vil::with_type(call->compute_bfloat16,
                         [&](auto type) { vil::pack_linear<decltype(type)>(*call); });
+}
+
+extern "C" const char* vil_block(const vil::BlockCall* call, int) {
+  return vil::with_type(call->first.compute_bfloat16, [&](auto type) {
+    using Type = decltype(type);
+    call->first.x_bfloat16 ? vil::block<Type, typename Type::Element>(*call)
+                           : vil::block<Type, float>(*call);
+  });
 }
 
 extern "C" const char* vil_mlp(const vil::MlpCall* call, int is_backward) {

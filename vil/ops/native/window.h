@@ -21,7 +21,7 @@ struct Tokens {  // (images, heads, tokens, channels), with adjacent channels
   int64_t image, head, token;  // distances, in elements
 };
 
-struct Call {  // as `_Call` in vil/ops/backends/native.py
+struct Call {  // as `AttentionCall` in vil/ops/backends/native.py
   Tokens q, k, v, out, dout, dq, dk, dv;
   const float* table;      // (heads, (2 reach[0] + 1) (2 reach[1] + 1)) or null
   const float* to_global;  // (heads, G) or null
