@@ -27,6 +27,7 @@ from vil.ops.dispatch import CHOICES
 from vil.ops.linear import Norm
 from vil.ops.linear_case import LINEAR_RESIDUAL, MLP, NORM_LINEAR, compute_dtype, is_native
 from vil.ops.mlp import MlpWeights
+from vil.ops.native import library
 from vil.ops.operator_call import is_watched
 from vil.utils.transforms import is_transformed
 
@@ -53,9 +54,11 @@ def fused_block(block: nn.Module, x: Tensor, grid: Grid) -> Tensor | None:
 
     block: a `vil.layers.block.Block` whose DropPath drops nothing.
     """
+    attn, mlp = block.attn, block.mlp
     if torch.is_grad_enabled() or is_watched(x) or is_transformed(x) or not x.is_contiguous():
         return None
-    attn, mlp = block.attn, block.mlp
+    if not isinstance(attn, FullAttention | LocalAttention) or x.dtype not in library.DTYPES:
+        return None
     modules = (*block._modules.values(), *attn._modules.values(), *mlp._modules.values())
     state = _state(block, x, grid, modules)
     plan = _plans.get(block)
@@ -109,7 +112,7 @@ def _prepare(block: nn.Module, x: Tensor, grid: Grid) -> BlockCall | None:
     """Return the call that computes a block, or None if the compiled code does not compute all its
     layers, or would have to copy parameters that may change."""
     norm, attn, mlp = block.norm1, block.attn, block.mlp
-    if not isinstance(attn, FullAttention | LocalAttention) or overrides(attn, ["attend_qkv"]):
+    if overrides(attn, ["attend_qkv"]):
         return None
     weights = mlp_weights(block.norm2, mlp)
     if weights is None or attn.rel_pos or not is_fused(norm, attn, x, residual=True):
