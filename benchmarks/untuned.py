@@ -139,7 +139,8 @@ def find_cases(run: Run) -> list[Case | LinearCase]:
         return "native"
 
     rule = mock.patch("vil.ops.linear_case.by_rule", by_rule)
-    with mock.patch("vil.ops.dispatch.tuned", tuned), rule:
+    apart = mock.patch("vil.layers.block.fused_block", return_value=None)  # layer by layer
+    with mock.patch("vil.ops.dispatch.tuned", tuned), rule, apart:
         run()
     return list(cases)
 
