@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import vil
 from tests.common.native_cache import needs_compiler
-from vil.layers import fused_block
 from vil.layers.block import Block, build_block
-from vil.ops.block import BlockCall
+from vil.ops.block import block as block_operation
 from vil.ops.dispatch import CHOICES, DEFAULT
 from vil.ops.linear_case import CHANNELS_UNIT
 from vil.ops.native import library
@@ -19,16 +19,16 @@ pytestmark = needs_compiler
 GRID, DIM = (20, 20), 4 * CHANNELS_UNIT
 FULL = dict(attention="full", dim=DIM, num_heads=4, num_global=1)
 LOCAL = dict(attention="longformer", dim=DIM, num_heads=4, num_global=2, window=7)
+AXIAL = dict(attention="pattern", dim=DIM, num_heads=4, num_global=1, pattern="axial")
 DTYPES = [torch.float32, *([torch.bfloat16] if library.has_bfloat16() else [])]
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The number of calls of the compiled block, as the length of a list. Linear layers and MLPs
-    are native for all shapes."""
-    counted, plain = [], BlockCall.__call__
-    run = lambda self, x: counted.append(x) or plain(self, x)  # noqa: E731
-    monkeypatch.setattr(BlockCall, "__call__", run)
+    """The calls of the compiled block. Linear layers and MLPs are native for all shapes."""
+    counted = []
+    run = lambda *args, **options: counted.append(args) or block_operation(*args, **options)  # noqa: E731
+    monkeypatch.setattr("vil.layers.fused_block.block", run)
     monkeypatch.setattr("vil.ops.linear_case._by_rule", lambda *_: "native")
     return counted
 
@@ -55,9 +55,9 @@ def ordinary(block, x):
 
 @torch.no_grad()
 @pytest.mark.parametrize("half", [False, True][: len(DTYPES)], ids=["float32", "autocast"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_output_is_that_of_four_calls(calls, half, bias):
-    block = make_block({**FULL, "qkv_bias": bias})
+@pytest.mark.parametrize("fields", [FULL, {**FULL, "qkv_bias": False}, LOCAL, AXIAL])
+def test_the_output_is_that_of_four_calls(calls, half, fields):
+    block = make_block(fields)
     for batch in (1, 3):
         x = tokens_of(block, batch)
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -67,7 +67,9 @@ def test_the_output_is_that_of_four_calls(calls, half, bias):
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fields", [FULL, LOCAL, {**LOCAL, "sw_exact": -1}, {**LOCAL, "mode": -1}])
+@pytest.mark.parametrize(
+    "fields", [FULL, LOCAL, {**LOCAL, "sw_exact": -1}, {**LOCAL, "mode": -1}, AXIAL]
+)
 def test_the_output_of_packed_weights_is_that_of_four_calls(calls, dtype, fields):
     block = vil.optimize_for_inference(make_block(fields), dtype=dtype).model
     x = tokens_of(block).to(dtype)
@@ -79,7 +81,8 @@ def test_the_output_of_packed_weights_is_that_of_four_calls(calls, dtype, fields
 
 
 def replace_weight(block):
-    block.attn.qkv.weight = nn.Parameter(block.attn.qkv.weight * 2)
+    layer = getattr(block.attn, block.attn.projections[0])
+    layer.weight = nn.Parameter(layer.weight * 2)
 
 
 def replace_data(block):
@@ -90,21 +93,35 @@ def replace_method(block):
     block.attn.attend_qkv = lambda qkv, grid: 2 * qkv[..., :DIM]
 
 
-def replace_sdpa(block):
-    block.attn.sdpa = lambda q, k, v, *rest: 2 * v
+def swap_class(block):
+    block.attn.proj.__class__ = type("Twice", (nn.Linear,), {"forward": lambda self, x: 2 * x})
+
+
+def transpose(block):
+    weight = block.attn.proj.weight
+    weight.data = weight.data.t()
 
 
 CHANGES = {
     "a parameter in place": lambda block: block.attn.proj.weight.mul_(2),
+    "the first weights in place": lambda block: [
+        getattr(block.attn, name).weight.mul_(2) for name in block.attn.projections
+    ],
+    "the weights loaded": lambda block: block.load_state_dict(
+        {name: 2 * value for name, value in block.state_dict().items()}
+    ),
     "a parameter": replace_weight,
     "its memory": replace_data,
+    "its strides": transpose,
+    "no bias": lambda block: setattr(block.attn.proj, "bias", None),
     "a module": lambda block: setattr(block, "norm1", nn.LayerNorm(DIM, eps=0.1)),
     "an activation": lambda block: setattr(block.mlp, "act", nn.ReLU()),
+    "a faster activation": lambda block: setattr(block.mlp.act, "approximate", "tanh"),
     "the epsilon": lambda block: setattr(block.norm2, "eps", 1.0),
     "the scale": lambda block: setattr(block.attn, "scale", 1.0),
     "the heads": lambda block: setattr(block.attn, "num_heads", 2),
     "a method": replace_method,
-    "a method below": replace_sdpa,
+    "a class": swap_class,
     "the dtype": lambda block: block.attn.half(),
     "a method of the MLP": lambda block: setattr(block.mlp, "forward", lambda x: 2 * x),
     "a hook of fc1": lambda block: block.mlp.fc1.register_forward_hook(lambda *args: 2 * args[2]),
@@ -116,8 +133,9 @@ CHANGES = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_between_calls_has_its_effect(calls, what):
-    block = make_block(FULL)
+@pytest.mark.parametrize("fields", [FULL, LOCAL], ids=["full", "local"])
+def test_a_change_between_calls_has_its_effect(calls, fields, what):
+    block = make_block(fields)
     x = tokens_of(block)
     before = block(x, GRID)
     assert len(calls) == 1
@@ -140,22 +158,24 @@ def test_what_must_see_the_layers_does(calls, monkeypatch):
         torch.func.vmap(lambda tokens: block(tokens[None], GRID)[0])(x)
         monkeypatch.setitem(CHOICES, DEFAULT, "")  # a run that began before this backend
         block(x, GRID)
+        block.train().mlp.drop1.p = 0.5
+        block(x, GRID)
     assert not calls
 
 
 @torch.no_grad()
-def test_tokens_of_another_width_are_refused_as_by_the_layers(calls):
+def test_tangents_of_weights_are_kept(calls):
     block = make_block(FULL)
-    with pytest.raises((RuntimeError, ValueError)):
-        block(torch.randn(1, 401, DIM // 2), GRID)
+    weights = {name: tensor.detach() for name, tensor in block.named_parameters()}
+    with forward_ad.dual_level():
+        duals = {name: forward_ad.make_dual(x, x) for name, x in weights.items()}
+        out = torch.func.functional_call(block, duals, (tokens_of(block), GRID))
+        assert forward_ad.unpack_dual(out).tangent is not None
     assert not calls
 
 
-def test_plans_end_with_their_block(calls):
+@torch.no_grad()
+def test_tokens_of_another_width_are_refused(calls):
     block = make_block(FULL)
-    with torch.inference_mode():
-        block(tokens_of(block), GRID)
-    assert block in fused_block._plans
-    count = len(fused_block._plans)
-    del block
-    assert len(fused_block._plans) == count - 1
+    with pytest.raises(ValueError, match=r"needs a gain of shape \(32,\), got \(64,\)"):
+        block(torch.randn(1, 401, DIM // 2), GRID)

@@ -47,9 +47,11 @@ class Block(nn.Module):
         if not (drops_nothing or type(self.drop_path) is nn.Identity):
             x = x + self.attn_branch(x, grid, valid_hw)
             return x + self.mlp_branch(x)
-        if valid_hw is None and (out := fused_block(self, x, grid)) is not None:
-            return out
         norm, attn = self.norm1, self.attn
+        if valid_hw is None:
+            y = fused_block(norm, attn, self.norm2, self.mlp, x, grid)
+            if y is not None:
+                return y
         if valid_hw is None and is_fused(norm, attn, x, residual=True):
             x = attend_fused(norm, attn, x, grid, residual=True)
         else:

@@ -215,7 +215,7 @@ _linear.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 class LinearCall(ctypes.Structure):
-    """The C structure of the same name in linear.h, the arguments of the C++ functions."""
+    """The C structure of the same name in linear.h: the arguments of a pass."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "dy", "residual", "y", "dx")),
@@ -228,32 +228,23 @@ class LinearCall(ctypes.Structure):
 
 
 def _call(
-    function: str, tensors: dict[str, Tensor], inputs: int, *, is_backward: bool = False,
-    **settings: Any,
+    function: str, tensors: dict[str, Tensor], inputs: int, *, half: bool,
+    is_backward: bool = False, **settings: Any,
 ) -> None:  # fmt: skip
-    """Call a function of the native library, which writes its results to some of `tensors`. The
-    other arguments are those of `structure`."""
-    numbers = structure(tensors, inputs, is_backward=is_backward, **settings)
-    library.call(function, numbers, is_backward)
-
-
-def structure(
-    tensors: dict[str, Tensor], inputs: int, *, half: bool, is_backward: bool = False,
-    **settings: Any,
-) -> LinearCall:  # fmt: skip
-    """Return the arguments of a pass of the native library.
+    """Call a function of the native library, which writes its results to some of `tensors`.
 
     tensors: {field name of `LinearCall`: contiguous tensor}. inputs: number of input channels.
     half: whether to multiply in bfloat16. settings: the fields eps and packed of `LinearCall`.
     """
     x, y = tensors.get("x"), tensors["dy" if is_backward else "y"]
-    return LinearCall(
+    numbers = LinearCall(
         rows=0 if x is None else x.numel() // inputs, inputs=inputs,
         outputs=tensors["weight"].shape[0], threads=torch.get_num_threads(), compute_bfloat16=half,
         x_bfloat16=x is not None and x.dtype == torch.bfloat16,
         y_bfloat16=y.dtype == torch.bfloat16, **settings,
         **{name: t.data_ptr() for name, t in tensors.items()},
     )  # fmt: skip
+    library.call(function, numbers, is_backward)
 
 
 @register_flop_formula(torch.ops.vil.linear)

@@ -173,14 +173,11 @@ class MlpCall(ctypes.Structure):
     ]
 
 
-def _call(tensors: dict[str, Tensor], *, is_backward: bool = False, **settings: Any) -> None:
-    """Run the forward or backward pass of the native library. The arguments are those of
-    `structure`."""
-    library.call("vil_mlp", structure(tensors, **settings), is_backward)
-
-
-def structure(tensors: dict[str, Tensor], *, half: bool, **settings: Any) -> MlpCall:
-    """Return the arguments of a pass of the native library.
+def _call(
+    tensors: dict[str, Tensor], *, half: bool, is_backward: bool = False,
+    **settings: Any,
+) -> None:  # fmt: skip
+    """Run the forward or backward pass of the native library.
 
     tensors: {field name of `MlpCall`: contiguous tensor}, the inputs of the function and the
     buffers for its results. half: whether to multiply in bfloat16. settings: the fields eps,
@@ -188,12 +185,13 @@ def structure(tensors: dict[str, Tensor], *, half: bool, **settings: Any) -> Mlp
     """
     x = tensors["x"]
     hidden, dim = tensors["bias1"].numel(), tensors["bias2"].numel()
-    return MlpCall(
+    numbers = MlpCall(
         rows=x.numel() // dim, dim=dim, hidden=hidden,
         threads=torch.get_num_threads(), compute_bfloat16=half,
         tokens_bfloat16=x.dtype == torch.bfloat16,
         **settings, **{name: t.data_ptr() or None for name, t in tensors.items()},
     )  # fmt: skip
+    library.call("vil_mlp", numbers, is_backward)
 
 
 @register_flop_formula([torch.ops.vil.norm_mlp])

@@ -102,15 +102,6 @@ def run(
     call: Call, is_backward: bool, tokens: dict[str, Tensor], others: Mapping[str, Tensor | None]
 ) -> None:
     """Run the forward or backward pass of the native library, which writes to the result tensors.
-    The other arguments are those of `structure`."""
-    numbers, _kept = structure(call, tokens, others)
-    library.call("vil_attention", numbers, is_backward)
-
-
-def structure(
-    call: Call, tokens: dict[str, Tensor], others: Mapping[str, Tensor | None]
-) -> tuple[AttentionCall, list[dict[str, Any]]]:
-    """Return the arguments of a pass of the native library, and tensors to keep until it ends.
 
     `tokens` and `others` map fields of `AttentionCall` to inputs and results of the pass. They do
     not contain the fields that are read from `call`: q, k, v and the bias.
@@ -118,13 +109,14 @@ def structure(
     others: contiguous float32 tensors of other shapes, such as `lse`, or None.
     """
     q, window = call.q, call.window
-    keys, lists = _layout_keys(window) if isinstance(window, Layout) else _window_keys(window)
+    keys, lists = key_fields(window)
     tokens = {
         **{name: _with_adjacent_channels(x) for name, x in zip("qkv", call[:3])},
         **tokens,
     }
     biases = library.as_float32(**call.bias._asdict())
     valid_hw = None if call.valid_hw is None else call.valid_hw.to("cpu", torch.int64).contiguous()
+    # keep references to the copies until the pass ends
     others = {**others, **biases, **lists, "valid_hw": valid_hw}
     numbers = AttentionCall(
         images=q.shape[0], heads=q.shape[1], rows=window.grid[0], cols=window.grid[1],
@@ -134,12 +126,17 @@ def structure(
         **{name: _Tokens(x.data_ptr(), x.stride()[:3]) for name, x in tokens.items()},
         **{name: None if x is None else x.data_ptr() for name, x in others.items()},
     )  # fmt: skip
-    return numbers, [tokens, others]
+    library.call("vil_attention", numbers, is_backward)
+
+
+def key_fields(window: Window | Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return two dicts of the fields of `AttentionCall` that say which keys each query attends to:
+    numbers and tensors."""
+    return _layout_keys(window) if isinstance(window, Layout) else _window_keys(window)
 
 
 def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return two dicts of the fields of `AttentionCall` that describe a window: numbers and
-    tensors. The second dict is empty."""
+    """Return `key_fields` of a window. The second dict is empty."""
     reach = (2 * window.size - 1,) * 2
     return dict(
         exact=window.mask == Mask.EXACT, cyclic=window.cyclic, num_offsets=len(window.offsets),
@@ -151,7 +148,7 @@ def _window_keys(window: Window) -> tuple[dict[str, Any], dict[str, Tensor]]:
 @lru_cache(maxsize=64)
 @untraced
 def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return two dicts of the fields of `AttentionCall` that describe a layout: numbers, tensors.
+    """Return `key_fields` of a layout.
 
     The number num_offsets is the largest number of key chunks of a query chunk. The tensor masks
     has a bit for each pair of a query and a key.

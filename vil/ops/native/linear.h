@@ -1,8 +1,9 @@
 // A linear layer for rows of tokens, optionally after a layer norm and before a residual
 // connection: y = norm(x) W^T + b + residual.
 //
-// The weight is packed once per call. A block of rows goes through all steps while it is in the
-// cache. Each task sums the gradients of the weight and the bias over its rows.
+// The weight is packed once per call, before or while it is read. A block of rows goes through all
+// steps while it is in the cache. Each task sums the gradients of the weight and the bias over its
+// rows.
 #pragma once
 
 #include <initializer_list>
@@ -54,7 +55,7 @@ class SumsMemory {
 
  protected:
   // Set each pointer to an array of its own, with as many floats as `sizes` says.
-  void divide(std::initializer_list<float**> parts, std::initializer_list<int64_t> sizes) {
+  void allocate(std::initializer_list<float**> parts, std::initializer_list<int64_t> sizes) {
     for (int64_t size : sizes) units += size;
     float* next = memory = borrowed.take(units);
     const int64_t* size = sizes.begin();
@@ -139,7 +140,7 @@ struct LinearSums : SumsMemory {
   explicit LinearSums(const LinearCall& call) {
     const int64_t norm = call.dgain ? call.inputs : 0, bias = call.dbias ? call.outputs : 0;
     const int64_t weight = call.dweight ? call.outputs * call.inputs : 0;
-    divide({&dgain, &dshift, &dweight, &dbias}, {norm, norm, weight, bias});
+    allocate({&dgain, &dshift, &dweight, &dbias}, {norm, norm, weight, bias});
   }
 };
 

@@ -2,7 +2,7 @@
 //
 // A block of rows goes through all layers, so that its hidden activations stay in the cache. The
 // backward pass computes the hidden activations again, unless the forward pass has saved them.
-// Weights are packed once per call.
+// Weights are packed once per call, before or while they are read.
 #pragma once
 
 #include <vector>
@@ -66,7 +66,7 @@ struct MlpSums : SumsMemory {
   float *dweight1, *dweight2, *dbias1, *dbias2, *dgain, *dshift;
   explicit MlpSums(const MlpCall& call) {
     const int64_t dim = call.dim, hidden = call.hidden, weight = dim * hidden;
-    divide({&dweight1, &dweight2, &dbias1, &dbias2, &dgain, &dshift},
+    allocate({&dweight1, &dweight2, &dbias1, &dbias2, &dgain, &dshift},
            {weight, weight, hidden, dim, dim, dim});
   }
 };

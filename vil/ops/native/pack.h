@@ -59,9 +59,12 @@ class BorrowedBuffer {
   ~BorrowedBuffer() {
     const int64_t units = buffer.capacity();
     if (!units || units > STOCK_UNITS) return;
-    Stock& stock = own_stock();
-    stock.buffers.push_back(std::move(buffer));
-    for (stock.units += units; stock.units > STOCK_UNITS;) stock.remove(0);  // the oldest
+    try {
+      Stock& stock = own_stock();
+      stock.buffers.push_back(std::move(buffer));
+      for (stock.units += units; stock.units > STOCK_UNITS;) stock.remove(0);  // the oldest
+    } catch (const std::bad_alloc&) {  // then it is freed
+    }
   }
 
   // Return memory for `units` floats. Call it once.
