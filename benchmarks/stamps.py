@@ -1,6 +1,6 @@
 """Compare pretrained starts with training from nothing, in the same time, on few photographs.
 
-  python benchmarks/stamps.py                   about 50 minutes on two cores
+  python benchmarks/stamps.py                   about 35 minutes on two cores
   python benchmarks/stamps.py --seeds 1 --minutes 0.5     a short trial
 
 Needs the extra `dinov2`, and pictures of Debian's package tuxpaint-stamps-default (photographs and
@@ -50,7 +50,7 @@ from vil.workflows.embed import probe
 
 STAMPS, FEWEST, SIDE = "/usr/share/tuxpaint/stamps", 30, 448
 SYMBOLS = "symbols"
-MINUTES, SEEDS, SHARE = 3.0, 3, 0.6  # SHARE: of the minutes, for distillation
+MINUTES, SEEDS, SHARE = 3.0, 2, 0.6  # SHARE: of the minutes, for distillation
 DISTILL, NANO = "own/distill_vil_nano_96.yaml", "own/vil_nano_96.yaml"
 # {name: (config, epochs of a short run that measures the speed, *settings)}
 STARTS = {
