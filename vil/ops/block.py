@@ -1,7 +1,7 @@
 """A transformer block without gradients, in one call of the C++ code for CPUs.
 
 It computes the same as `linear`, `attend_qkv`, `linear` and `norm_mlp` of this package, bit for
-bit. In a small model, for a single image, the Python code of these four takes a third of the time.
+bit. In a small model, for a single image, the Python code of these four takes much of the time.
 
 Shapes: B batch, T tokens (global and local), C channels, F hidden channels.
 """
