@@ -22,6 +22,7 @@ import os
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,8 +31,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -115,19 +117,20 @@ class Bench:
             torch.cuda.empty_cache()
 
     def kernel_times(self, call: Callable[[], Any]) -> dict[str, float]:
-        """Return {kernel: microseconds} of one call."""
+        """Return {kernel: microseconds} of one call, a mean of three calls, longest first."""
         from torch.profiler import ProfilerActivity, profile
 
         call()
         self.sync()
         activity = ProfilerActivity.CPU if self.dry else ProfilerActivity.CUDA
         with profile(activities=[activity]) as profiler:
-            call()
+            for _ in range(3):
+                call()
             self.sync()
-        times = {
-            event.key[:60]: round(event.device_time_total, 1) for event in profiler.key_averages()
-        }
-        return dict(sorted(times.items(), key=lambda item: -item[1])[:14])
+        times: collections.Counter[str] = collections.Counter()
+        for event in profiler.key_averages():
+            times[event.key[:60]] += round(event.device_time_total / 3, 1)
+        return dict(times.most_common(14))
 
 
 def machine(bench: Bench) -> None:
@@ -227,8 +230,6 @@ def attention(bench: Bench) -> None:
                     both = partial(inputs.differentiate, call)
                     bench.row("kernels", **spec, microseconds=bench.kernel_times(both))
         dense(bench, spec, inputs)
-        if w == 8 and grid % 8 == 0:
-            flex(bench, spec, shape, has_bias)
 
 
 def dense(bench: Bench, spec: dict, inputs: Inputs) -> None:
@@ -250,12 +251,20 @@ def dense(bench: Bench, spec: dict, inputs: Inputs) -> None:
         measure_call(bench, f"sdpa {name.lower()}", spec, call, [q, k, v], inputs.dout)
 
 
-def flex(bench: Bench, spec: dict, shape: tuple[int, ...], has_bias: bool) -> None:
+def flex(bench: Bench) -> None:
+    """FlexAttention where a chunk has 64 tokens."""
+    cases = [(8, 8, 1, 1, 16)] if bench.dry else [shape for shape in CASES if shape[1] == 8]
+    for shape, has_bias in itertools.product(cases, (True, False)):
+        measure_flex(bench, shape, has_bias)
+
+
+def measure_flex(bench: Bench, shape: tuple[int, ...], has_bias: bool) -> None:
     """FlexAttention on chunks of 64 tokens in blocks of 64, without global tokens and without the
     time to order the tokens by chunk."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     grid, w, batch, heads, dim = shape
+    spec = dict(grid=grid, w=w, batch=batch, heads=heads, dim=dim, bias=has_bias)
     chunks = grid // w
     table = torch.randn(heads, 4 * w - 1, 4 * w - 1, device=bench.device)
 
@@ -290,34 +299,67 @@ def flex(bench: Bench, spec: dict, shape: tuple[int, ...], has_bias: bool) -> No
         measure_call(bench, "flex", spec, call, leaves, dout)
 
 
+class Trial(NamedTuple):
+    """A kernel with other launch parameters, on a case of CASES."""
+
+    kernel: str
+    shape: tuple[int, ...]
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    registers: int
+
+    def run(self, bench: Bench, measure: bool) -> float | None:
+        """Return the microseconds of the kernel in a training step, or only compile it."""
+        from vil.ops.backends.triton import launches
+        from vil.ops.backends.triton.launch import current_target
+
+        table = launches.LAUNCHES[launches.kind_of(current_target())]
+        column, saved = launches.HEAD_DIMS.index(self.shape[4]), table[self.kernel]
+        entry = launches.Launch(*self[2:])
+        table[self.kernel] = (*saved[:column], entry, *saved[column + 1 :])
+        inputs = make_inputs(bench, self.shape, True)
+        call = partial(inputs.differentiate, partial(inputs.attend, "triton"))
+        try:
+            if measure:
+                times = bench.kernel_times(call)
+                return next(t for name, t in times.items() if name.startswith(self.kernel))
+            call()
+        finally:
+            table[self.kernel] = saved
+
+
+def compile_trials(out: Path, trials: list[Trial]) -> None:
+    bench = Bench(out, dry=False)
+    for trial in trials:
+        with contextlib.suppress(Exception):  # the trial itself tells why
+            trial.run(bench, measure=False)
+
+
 def sweep(bench: Bench) -> None:
     """The time of each kernel with other block sizes, warps, stages and registers."""
-    from vil.ops.backends.triton import launches
-    from vil.ops.backends.triton.launch import current_target
-
     if bench.dry:
         return
     sizes = {
         "forward": [(64, 64), (64, 32), (128, 64)], "query": [(64, 64), (64, 32)],
         "key": [(64, 64), (32, 64), (16, 64)], "tile": [(64, 64), (64, 32)],
     }  # fmt: skip
-    target = launches.kind_of(current_target())
-    for shape in ((56, 7, 128, 3, 32), (56, 8, 8, 6, 64)):
-        inputs, column = make_inputs(bench, shape, True), launches.HEAD_DIMS.index(shape[4])
-        call = partial(inputs.differentiate, partial(inputs.attend, "triton"))
-        for kernel, blocks in sizes.items():
-            saved = launches.LAUNCHES[target][kernel]
-            for block, stages, registers in itertools.product(blocks, (1, 2, 3), (0, 168)):
-                warps = 8 if block[0] > 64 else 4
-                entry = launches.Launch(*block, warps, stages, registers)
-                launches.LAUNCHES[target][kernel] = (*saved[:column], entry, *saved[column + 1 :])
-                spec = dict(kernel=kernel, shape=shape, block=block, stages=stages)
-                spec["registers"] = registers
-                with bench.guarded("sweep", **spec):
-                    times = bench.kernel_times(call)
-                    found = [t for name, t in times.items() if name.startswith(f"{kernel}_kernel")]
-                    bench.row("sweep", **spec, microseconds=found[0] if found else None)
-            launches.LAUNCHES[target][kernel] = saved
+    trials = [
+        Trial(kernel, shape, *block, warps, stages, registers)
+        for shape in ((56, 7, 128, 3, 32), (56, 8, 8, 6, 64))
+        for kernel, blocks in sizes.items()
+        for block in blocks
+        for warps, stages, registers in itertools.product((4, 8), (1, 2, 3), (0, 128, 168))
+        if warps == 4 or not registers
+    ]
+    processes = os.cpu_count() or 1
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        parts = [trials[n::processes] for n in range(processes)]
+        list(pool.map(partial(compile_trials, bench.out), parts))
+    for trial in trials:
+        with bench.guarded("sweep", **trial._asdict()):
+            bench.row("sweep", **trial._asdict(), microseconds=trial.run(bench, measure=True))
 
 
 # Models
@@ -346,13 +388,15 @@ def exact(bench: Bench) -> None:
     reference = build_model(Bench(bench.out, dry=True), name, backend="chunk_autograd").eval()
     images, target = torch.randn(2, 3, size, size), torch.randn(2, 1000)
     truth = outputs(reference.double(), images.double(), target.double(), None)
-    for precision in ("float32", "tf32", "bfloat16", "float16"):
+    for precision in ("float32", "tf32", "bfloat16", "float16", "bfloat16 compiled"):
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        dtype = getattr(torch, precision, None) if "16" in precision else None
+        dtype = getattr(torch, precision.split()[0]) if "16" in precision else None
         errors = {}
         for backend in (ours, "masked"):
             model = build_model(bench, name, backend=backend).eval()
             model.load_state_dict({k: v.float() for k, v in reference.state_dict().items()})
+            if "compiled" in precision:
+                model.compile()
             found = outputs(model, images.to(bench.device), target.to(bench.device), dtype)
             errors[backend] = {key: distance(x, truth[key]) for key, x in found.items()}
         torch.set_float32_matmul_precision("highest")
@@ -381,26 +425,35 @@ def outputs(model: nn.Module, images: Tensor, target: Tensor, dtype: Any) -> dic
     return {"output": y.detach(), **grads}
 
 
+def model_specs(bench: Bench) -> Iterator[dict]:
+    """Yield the arguments of the measurements of models."""
+    names, batch = (["vil_nano"], 2) if bench.dry else (MODELS, 128)
+    ours = "blocked" if bench.dry else "triton"
+    if not bench.dry:
+        yield dict(model="vil_small", mode="eager", batch=batch, backend="chunk_handgrad")
+    for mode in ("eager", "default", "reduce-overhead")[: 2 if bench.dry else 3]:
+        for name in names:
+            backend = "" if name.startswith("timm/") else ours
+            yield dict(model=name, mode=mode, batch=batch, backend=backend)
+
+
 def models(bench: Bench) -> None:
     """Images per second and memory, in training and inference, eager and compiled, in bfloat16."""
-    names, batch = (["vil_nano"], 2) if bench.dry else (MODELS, 128)
-    modes = ("eager",) if bench.dry else ("eager", "default", "reduce-overhead")
-    ours = ("blocked",) if bench.dry else ("triton", "chunk_handgrad")
-    for mode, name in itertools.product(modes, names):
-        backends = ("",) if name.startswith("timm/") else ours if mode == "eager" else ours[:1]
-        for backend in backends:
-            spec = dict(model=name, mode=mode, batch=batch, backend=backend)
-            with bench.guarded("model", **spec):
-                measure_model(bench, spec, build_model(bench, name, backend=backend))
+    for spec in model_specs(bench):
+        with bench.guarded("model", **spec):
+            model = build_model(bench, spec["model"], backend=spec["backend"])
+            measure_model(bench, spec, model)
 
 
-def measure_model(bench: Bench, spec: dict, model: nn.Module) -> None:
+def make_steps(
+    bench: Bench, spec: dict, model: nn.Module
+) -> tuple[Callable[[], None], Callable[[], Tensor]]:
+    """Return a training step and a forward pass in bfloat16, compiled if the mode says so."""
     size = 64 if bench.dry else 224
     images = torch.randn(spec["batch"], 3, size, size, device=bench.device)
     images = images.contiguous(memory_format=torch.channels_last)
     target = torch.randint(10, (spec["batch"],), device=bench.device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=not bench.dry)
-    start = time.perf_counter()
     if spec["mode"] != "eager":
         model.compile(mode=spec["mode"])
 
@@ -413,7 +466,12 @@ def measure_model(bench: Bench, spec: dict, model: nn.Module) -> None:
         F.cross_entropy(forward().float(), target).backward()
         optimizer.step()
 
-    model.train()
+    return step, forward
+
+
+def measure_model(bench: Bench, spec: dict, model: nn.Module) -> None:
+    start = time.perf_counter()
+    step, forward = make_steps(bench, spec, model.train())
     with bench.peak() as peak:
         milliseconds = bench.clock(step, 500)
     first = time.perf_counter() - start
@@ -424,6 +482,29 @@ def measure_model(bench: Bench, spec: dict, model: nn.Module) -> None:
         milliseconds = bench.clock(forward, 300)
     rate = 1e3 * spec["batch"] / milliseconds
     bench.row("model", **spec, training=False, images_s=rate, peak_mib=peak[0])
+
+
+def compile_model(out: Path, dry: bool, spec: dict) -> float:
+    """Compile both passes of a model into the cache of the compiler. Returns seconds."""
+    bench, start = Bench(out, dry), time.perf_counter()
+    model = build_model(bench, spec["model"], backend=spec["backend"])
+    step, forward = make_steps(bench, spec, model.train())
+    step()
+    model.eval()
+    with torch.inference_mode():
+        forward()
+    bench.sync()
+    return time.perf_counter() - start
+
+
+def compile_models(bench: Bench) -> None:
+    """Compile all models at the same time, in processes, so that `models` finds them in a cache."""
+    specs = [spec for spec in model_specs(bench) if spec["mode"] == "default"]
+    with ProcessPoolExecutor(len(specs), get_context("spawn")) as pool:
+        jobs = [pool.submit(compile_model, bench.out, bench.dry, spec) for spec in specs]
+        for spec, job in zip(specs, jobs):
+            with bench.guarded("compile", **spec):
+                bench.row("compile", **spec, seconds=job.result())
 
 
 def profile_step(bench: Bench) -> None:
@@ -450,12 +531,14 @@ def profile_step(bench: Bench) -> None:
     with profile(activities=activities) as profiler:
         step()
         bench.sync()
-    key = "cpu_time_total" if bench.dry else "cuda_time_total"
+    key = "self_cpu_time_total" if bench.dry else "self_cuda_time_total"
     table = profiler.key_averages().table(sort_by=key, row_limit=60, max_name_column_width=70)
     (bench.out / "step.txt").write_text(table)
     profiler.export_chrome_trace(str(bench.out / "step.json.gz"))
-    times = {e.key[:60]: round(e.device_time_total, 1) for e in profiler.key_averages()}
-    largest = dict(sorted(times.items(), key=lambda item: -item[1])[:25])
+    times: collections.Counter[str] = collections.Counter()
+    for event in profiler.key_averages():
+        times[event.key[:60]] += round(event.self_device_time_total, 1)
+    largest = dict(times.most_common(25))
     bench.row("step", model=name, batch=batch, microseconds=largest)
 
 
@@ -523,6 +606,19 @@ def syncs(bench: Bench) -> None:
             bench.row("syncs", **spec, steps=last - first, count=places.total(), places=places)
         if not bench.dry:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def messages(bench: Bench) -> None:
+    """What a training says of a GPU that does not exist, and of one without memory."""
+    memory = "" if bench.dry else "torch.cuda.set_per_process_memory_fraction(0.0005); "
+    program = f"import sys, torch; {memory}from vil.__main__ import main; sys.exit(main())"
+    for words in (["DEVICE=cuda:7"], ["DATALOADER.BSZ=1024"]):
+        words = [*options_of(bench), *words, "OPTIM.EPOCHS=1"]
+        command = [sys.executable, "-c", program, "train", "--config-file", "digits/vil_nano.yaml"]
+        command += ["--output_dir", str(bench.scratch / words[-2]), *words]
+        run = subprocess.run(command, capture_output=True, text=True)
+        said = run.stderr.strip().splitlines()[-3:]
+        bench.row("message", words=words[-2], code=run.returncode, said=said)
 
 
 def write_jpeg(job: tuple[str, int]) -> None:
@@ -595,8 +691,10 @@ def recipes(bench: Bench) -> None:
 
 
 PARTS = {
-    "machine": machine, "exact": exact, "attention": attention, "models": models,
-    "profile": profile_step, "sweep": sweep, "syncs": syncs, "train": train, "resume": resume,
+    "machine": machine, "exact": exact, "attention": attention, "flex": flex,
+    "compile": compile_models, "models": models,
+    "profile": profile_step, "sweep": sweep, "syncs": syncs,
+    "messages": messages, "train": train, "resume": resume,
     "recipes": recipes,
 }  # fmt: skip
 

@@ -9,8 +9,8 @@
 #   trained  training from JPEG files, stopping and resuming, digits and a detector
 #   all      all of them, the default. Or single steps: see the end of this file.
 #
-# FOLDER gets few files: log.txt, rows.jsonl with a line per number, written at once, and results.tgz
-# with tests, traces and curves, packed after each step. --budget (default 840) limits all steps
+# FOLDER gets few files: log.txt, rows.jsonl with a line per number, and results.tgz with the output
+# of each step, tests, traces and curves, packed after each step. --budget (default 840) limits all steps
 # together; each step also has a limit of its own. --wheels installs packages that the machine lacks,
 # from files: pip download --no-deps -d wheels yacs rich markdown-it-py mdurl pygments
 # The steps `right` (but for syncs), `table` and `tuned` need torch, torchvision, triton, timm, numpy,
@@ -33,11 +33,12 @@ done
 [ -n "$out" ] || { echo "give a folder for the results: $0 --out FOLDER" >&2 && exit 2; }
 work=$(mktemp -d)
 keep=$work/keep # what results.tgz holds
-mkdir -p "$out" "$keep"
+mkdir -p "$out" "$keep" "$work/tmp"
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
+export TMPDIR=$work/tmp
 export PYTHONPATH=$work/site:$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 VIL_CACHE=$work/vil TRITON_CACHE_DIR=$work/triton
-export TORCHINDUCTOR_CACHE_DIR=$work/inductor CUDA_MODULE_LOADING=LAZY OMP_NUM_THREADS=$threads
+export TORCHINDUCTOR_CACHE_DIR=$work/inductor CUDA_MODULE_LOADING=LAZY TORCHINDUCTOR_COMPILE_THREADS=4 OMP_NUM_THREADS=$threads
 trap 'rm -rf "$work"' EXIT
 
 say() { echo "## $*" | tee -a "$out/log.txt"; }
@@ -49,27 +50,30 @@ step() { # step NAME LIMIT COMMAND...: run under a time limit, inside the budget
     [ $((budget - SECONDS)) -lt "$limit" ] && limit=$((budget - SECONDS))
     [ "$limit" -lt 5 ] && say "$name: no time left" && return
     say "$name: at most $limit s"
-    timeout -k 5 "$limit" "$@" >>"$out/log.txt" 2>&1
+    timeout -k 5 "$limit" "$@" >"$keep/$name.txt" 2>&1
     code=$?
+    cp "$keep/rows.jsonl" "$out/rows.jsonl" 2>/dev/null
+    tail -n 40 "$keep/$name.txt" | sed "s/^/$name| /" >>"$out/log.txt"
     say "$name: exit code $code after $((SECONDS - start)) s"
-    cp "$out"/*.txt "$keep" 2>/dev/null
-    tar czf "$work/results.tgz" -C "$work" keep && mv "$work/results.tgz" "$out/results.tgz"
+    tar czf "$work/$name.tgz" -C "$work" keep && mv "$work/$name.tgz" "$out/results.tgz"
 }
 
-measure() { # measure LIMIT PART...: parts of benchmarks/gpu.py
-    local limit=$1
-    shift
-    step "$*" "$limit" "$python" benchmarks/gpu.py "$@" --out "$keep" $dry
-    cp "$keep/rows.jsonl" "$out/rows.jsonl" 2>/dev/null
+together() { # together STEP...: of which none is timed
+    for each in "$@"; do run "$each" & done
+    wait
+}
+
+measure() { # measure LIMIT PART: a part of benchmarks/gpu.py
+    step "$2" "$1" "$python" benchmarks/gpu.py "$2" --out "$keep" $dry
 }
 
 gpu_tests() { # gpu_tests NAME LIMIT FILE...: in parallel if pytest-xdist is there
     local name=$1 limit=$2 parallel=''
     shift 2
-    "$python" -c 'import xdist' 2>/dev/null && parallel="-n $(($(nproc) > 2 ? $(nproc) - 2 : 2))"
+    "$python" -c 'import xdist' 2>/dev/null && parallel="-n $(nproc) --dist worksteal"
     [ -n "$dry" ] && parallel='--collect-only -qq'
-    step "$name" "$limit" "$python" -m pytest -m gpu -v $parallel -p no:cacheprovider --maxfail 100 \
-        --junitxml "$keep/$name.xml" "$@"
+    step "$name" "$limit" "$python" -m pytest -m gpu $parallel -p no:cacheprovider --maxfail 100 \
+        --tb short --junitxml "$keep/$name.xml" "$@"
 }
 
 counters() { # hardware counters of the kernels, where Nsight Compute is installed
@@ -81,20 +85,22 @@ counters() { # hardware counters of the kernels, where Nsight Compute is install
 run() {
     case $1 in
     all) for each in right table tuned trained; do run $each; done ;;
-    right) for each in machine tests exact syncs; do run $each; done ;;
-    table) for each in machine attention models; do run $each; done ;;
+    right) run machine && together tests exact reads syncs messages compile ;;
+    table) for each in machine attention models flex; do run $each; done ;;
     tuned) for each in machine profile sweep counters; do run $each; done ;;
     trained) for each in machine train resume recipes; do run $each; done ;;
-    tests) gpu_tests tests 300 tests/ops/test_triton.py tests/data/test_pixels.py ;;
+    tests) gpu_tests tests 240 tests/ops/test_triton.py tests/ops/test_attention_on_gpu.py \
+        tests/data/test_pixels.py -k 'not compiled_backends' ;;
     alltests) gpu_tests alltests 400 tests ;;
+    reads) gpu_tests reads 100 tests/engine/test_blocking_reads.py ;;
     machine) measure 60 machine ;;
-    exact) measure 90 exact ;;
-    syncs)
-        gpu_tests reads 60 tests/engine/test_blocking_reads.py
-        measure 120 syncs
-        ;;
-    attention) measure 240 attention ;;
-    models) measure 300 models ;;
+    exact) measure 200 exact ;;
+    syncs) measure 200 syncs ;;
+    messages) measure 100 messages ;;
+    compile) measure 240 compile ;;
+    attention) measure 150 attention ;;
+    flex) measure 120 flex ;;
+    models) measure 200 models ;;
     profile) measure 60 profile ;;
     sweep) measure 240 sweep ;;
     counters) counters ;;
