@@ -1,30 +1,35 @@
 #!/usr/bin/env bash
 # Test and measure on this machine's GPU, without network. No step can stop a later one.
 #
-#   scripts/gpu_check.sh --out FOLDER [--budget SECONDS] [--steps "NAME ..."] [--wheels FOLDER] [--dry]
+#   scripts/gpu_check.sh --out FOLDER [--budget SECONDS] [--steps "NAME ..."] [--only PATTERN]
+#                        [--wheels FOLDER] [--dry]
 #
 #   right    the Triton tests, a model against the CPU in float64, synchronizations of a training
 #   table    attention against dense, Flex and 2021 attention, and models against timm's
 #   tuned    block sizes of the kernels, the profile of a training step, counters of the kernels
 #   trained  training from JPEG files, stopping and resuming, digits and a detector
-#   all      all of them, the default. Or single steps: see the end of this file.
+#   all      all of them, the default. Or single steps: see the end of this file. Steps joined by +
+#            run at the same time.
 #
 # FOLDER gets few files: log.txt, rows.jsonl with a line per number, and results.tgz with the output
 # of each step, tests, traces and curves, packed after each step. --budget (default 840) limits all steps
 # together; each step also has a limit of its own. --wheels installs packages that the machine lacks,
 # from files: pip download --no-deps -d wheels yacs rich markdown-it-py mdurl pygments
+# --only measures the models that match a regular expression.
 # The steps `right` (but for syncs), `table` and `tuned` need torch, torchvision, triton, timm, numpy,
 # pytest and yacs only. --dry runs tiny versions on a CPU, to test this script.
 set -uo pipefail # no -e: a failed step must not stop the next one
+set -m           # or steps in the background would ignore SIGINT
 cd "$(dirname "$0")/.."
 
-out='' budget=840 steps=all wheels='' dry='' threads=2
+out='' budget=840 steps=all wheels='' only='' dry='' threads=2
 while [ $# -gt 0 ]; do
     case $1 in
     --out) out=$2 && shift ;;
     --budget) budget=$2 && shift ;;
     --steps) steps=$2 && shift ;;
     --wheels) wheels=$2 && shift ;;
+    --only) only=$2 && shift ;;
     --dry) dry=--dry threads=1 ;;
     *) echo "unknown argument $1: see the head of $0" >&2 && exit 2 ;;
     esac
@@ -50,7 +55,8 @@ step() { # step NAME LIMIT COMMAND...: run under a time limit, inside the budget
     [ $((budget - SECONDS)) -lt "$limit" ] && limit=$((budget - SECONDS))
     [ "$limit" -lt 5 ] && say "$name: no time left" && return
     say "$name: at most $limit s"
-    timeout -k 5 "$limit" "$@" >"$keep/$name.txt" 2>&1
+    # as by Ctrl-C, at which pytest tells what failed so far
+    timeout -s INT -k 8 "$limit" "$@" >"$keep/$name.txt" 2>&1
     code=$?
     cp "$keep/rows.jsonl" "$out/rows.jsonl" 2>/dev/null
     tail -n 40 "$keep/$name.txt" | sed "s/^/$name| /" >>"$out/log.txt"
@@ -64,7 +70,7 @@ together() { # together STEP...: of which none is timed
 }
 
 measure() { # measure LIMIT PART: a part of benchmarks/gpu.py
-    step "$2" "$1" "$python" benchmarks/gpu.py "$2" --out "$keep" $dry
+    step "$2" "$1" "$python" benchmarks/gpu.py "$2" --out "$keep" ${only:+--only "$only"} $dry
 }
 
 gpu_tests() { # gpu_tests NAME LIMIT FILE...: in parallel if pytest-xdist is there
@@ -73,7 +79,7 @@ gpu_tests() { # gpu_tests NAME LIMIT FILE...: in parallel if pytest-xdist is the
     "$python" -c 'import xdist' 2>/dev/null && parallel="-n $(nproc) --dist worksteal"
     [ -n "$dry" ] && parallel='--collect-only -qq'
     step "$name" "$limit" "$python" -m pytest -m gpu $parallel -p no:cacheprovider --maxfail 100 \
-        --tb short --junitxml "$keep/$name.xml" "$@"
+        --tb short -v --junitxml "$keep/$name.xml" "$@"
 }
 
 counters() { # hardware counters of the kernels, where Nsight Compute is installed
@@ -87,9 +93,9 @@ run() {
     all) for each in right table tuned trained; do run $each; done ;;
     right) run machine && together tests exact reads syncs messages compile ;;
     table) for each in machine attention models flex; do run $each; done ;;
-    tuned) for each in machine profile sweep counters; do run $each; done ;;
+    tuned) for each in machine profile host sweep counters; do run $each; done ;;
     trained) for each in machine train resume recipes; do run $each; done ;;
-    tests) gpu_tests tests 240 tests/ops/test_triton.py tests/ops/test_attention_on_gpu.py \
+    tests) gpu_tests tests 190 tests/ops/test_triton.py tests/ops/test_attention_on_gpu.py \
         tests/data/test_pixels.py -k 'not compiled_backends' ;;
     alltests) gpu_tests alltests 400 tests ;;
     reads) gpu_tests reads 100 tests/engine/test_blocking_reads.py ;;
@@ -101,12 +107,14 @@ run() {
     attention) measure 150 attention ;;
     flex) measure 120 flex ;;
     models) measure 200 models ;;
-    profile) measure 60 profile ;;
+    profile) measure 90 profile ;;
+    host) measure 30 host ;;
     sweep) measure 240 sweep ;;
     counters) counters ;;
     train) measure 200 train ;;
     resume) measure 100 resume ;;
     recipes) measure 300 recipes ;;
+    *+*) together ${1//+/ } ;;
     *) say "unknown step $1" ;;
     esac
 }

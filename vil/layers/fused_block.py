@@ -26,7 +26,9 @@ def fused_block(
 
     Returns None if the compiled code cannot compute all of it, or is not selected for a layer.
     """
-    if torch.is_grad_enabled() or is_watched(x) or not x.is_contiguous() or x.ndim != 3:
+    if torch.is_grad_enabled() or not x.is_cpu or is_watched(x):
+        return None
+    if not x.is_contiguous() or x.ndim != 3:
         return None
     if not isinstance(attn, FullAttention | LocalAttention) or attn.rel_pos:
         return None

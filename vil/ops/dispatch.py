@@ -22,8 +22,7 @@ for _name in (*BACKENDS, *BACKENDS.pairs):
 # selected only if tuned or pinned.
 PREFERENCE = {
     "cpu": ("native", "blocked", "chunk_handgrad", "gathered", "chunk_autograd"),
-    # triton becomes the first once scripts/gpu_check.sh has passed on a device
-    "cuda": ("chunk_handgrad", "gathered", "chunk_autograd"),
+    "cuda": ("triton", "chunk_handgrad", "gathered", "chunk_autograd"),
 }
 # Backends for export, because an exported file must not need the operators of this package.
 EXPORTABLE = ("gathered", "chunk_autograd")
@@ -45,15 +44,22 @@ def preferred(case: Case) -> Iterator[str]:
     if is_exporting():
         yield from ("masked",) if case.is_layout else EXPORTABLE
     elif not case.is_layout and (case.device != "cpu" or case.symbolic):
+        yield from ("masked",) if is_plain(case) else ()
         yield from names
     elif case.symbolic:
         yield "masked"
     else:
+        yield from names[:1] if names[0] in ("native", "triton") else ()
         if case.device == "cpu":
-            yield from names[:1] if names[0] == "native" else ()
             yield from ("masked",) if is_dense(case) else ()
             yield from names
         yield from ("masked", "blocked")
+
+
+def is_plain(case: Case) -> bool:
+    """Return whether torch's fused attention, without a mask, computes a case."""
+    changed = case.table_bias or case.global_bias or case.valid or case.dropout
+    return not changed and not case.is_layout and case.window.attends_all
 
 
 def is_dense(case: Case) -> bool:

@@ -25,14 +25,15 @@ def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
     """Call a torch operator with x and the other positional arguments, if possible without torch's
     dispatcher.
 
-    The dispatcher is used if x is not a CPU tensor, if a tracer, transform, mode, profiler or
-    tensor subclass must see the call, or if an input requires a gradient that the operator does not
-    define.
+    The dispatcher is used if x is on another device than a CPU or a CUDA GPU, if a tracer,
+    transform, mode, profiler or tensor subclass must see the call, or if an input requires a
+    gradient that the operator does not define.
     """
     tensors = [argument for argument in (x, *arguments) if isinstance(argument, Tensor)]
     differentiates = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     # without a gradient of its own, the operator raises in the backward pass
-    if is_watched(*tensors) or (differentiates and not operator._backward_fn):
+    lacks_gradient = differentiates and not operator._backward_fn
+    if lacks_gradient or not (x.is_cpu or x.is_cuda) or is_watched(*tensors):
         return operator(x, *arguments)
     call = _differentiable(operator) if differentiates else operator._init_fn
     return call(x, *arguments)
@@ -41,12 +42,10 @@ def call_operator(operator: CustomOpDef, x: Tensor, *arguments: Any) -> Any:
 def is_watched(*tensors: Tensor) -> bool:
     """Return whether a call with these tensors must be made through torch's dispatcher.
 
-    This is the case if the first is not a CPU tensor, or if a tracer, transform, mode, profiler or
-    tensor subclass must see the call.
+    This is the case if a tracer, transform, mode, profiler or tensor subclass must see the call.
     """
     return (
-        not tensors[0].is_cpu
-        or any(type(tensor) not in (Tensor, Parameter) for tensor in tensors)
+        any(type(tensor) not in (Tensor, Parameter) for tensor in tensors)
         or torch.compiler.is_compiling()
         or is_exporting()
         or torch._C._len_torch_dispatch_stack() > 0

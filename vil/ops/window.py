@@ -179,6 +179,15 @@ class Window(ChunkGrid):
         return not self.symbolic and self.chunks == (1, 1) and not self.repeats()
 
     @property
+    def attends_all(self) -> bool:
+        """Whether every token attends to every token once, in one or in several chunks."""
+        if self.symbolic or self.repeats():
+            return False
+        reach = self.size if self.mask == Mask.EXACT else max(self.grid)
+        near = max(self.chunks) <= 2 and max(self.grid) <= reach + 1
+        return self.chunks == (1, 1) or (near and self.offsets == ALL_NINE)
+
+    @property
     def table_entries(self) -> int:
         """The number of bias table entries for each head: (4w-1)**2."""
         return (4 * self.size - 1) ** 2

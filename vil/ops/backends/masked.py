@@ -53,7 +53,7 @@ def _is_exact_with_sdpa(call: Call) -> bool:
     window, biases = call.window, [part for part in call.bias if part is not None]
     if call.dropout_p or Case.of(call).symbolic or is_exporting():
         return False
-    if not (isinstance(window, Layout) or window.covers_grid):
+    if not (isinstance(window, Layout) or window.attends_all):
         return False
     if is_transformed(call.q, call.k, call.v, *biases):  # its kernels have no jvp
         return False

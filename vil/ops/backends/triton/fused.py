@@ -16,7 +16,7 @@ Memory, besides the output and the gradients:
 Shapes: B batch, N heads, L tokens of the grid, G global tokens, D head dim, w chunk side.
 """
 
-import os
+from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from vil.ops.attention_case import Case
 from vil.ops.backends import blocked
 from vil.ops.backends.triton.gradients import bias_gradients, global_gradients
-from vil.ops.backends.triton.launch import Launcher, Tokens
+from vil.ops.backends.triton.launch import Launcher, Tokens, interpreted
 from vil.ops.backends.triton.plan import make_plan
 from vil.ops.call import Call, Gradients
 
@@ -64,15 +64,32 @@ def missing(device: str) -> list[str]:
 
     torch.compile treats the result as a constant and does not trace this function.
     """
-    if find_spec("triton") is None:
+    if not _has_triton():
         return ["triton is not installed"]
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if interpreted():
         return []
     if device != "cuda":
         return [f"it needs a CUDA device, not {device}"]
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < MIN_CAPABILITY:
-        return ["it needs a GPU of compute capability {}.{} or newer".format(*MIN_CAPABILITY)]
-    return []
+    return _too_old(torch.cuda.current_device()) if _has_gpu() else []
+
+
+# the answers are kept, because each call of attention asks
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+@lru_cache(maxsize=1)
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+@lru_cache
+def _too_old(gpu: int) -> list[str]:
+    """Return a reason if a GPU lacks instructions of the kernels. gpu: its index."""
+    if torch.cuda.get_device_capability(gpu) >= MIN_CAPABILITY:
+        return []
+    return ["it needs a GPU of compute capability {}.{} or newer".format(*MIN_CAPABILITY)]
 
 
 def _too_many_tiles(case: Case) -> list[str]:

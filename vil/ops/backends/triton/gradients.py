@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vil.ops.attention_case import next_power_of_2
-from vil.ops.backends.triton.launch import LOG2E, Launcher, Tokens, kernels
+from vil.ops.backends.triton.launch import Launcher, Tokens, kernels
 from vil.ops.backends.triton.plan import cache_on_device, make_plan
 from vil.ops.layout import Layout
 from vil.ops.window import Window
@@ -33,15 +33,15 @@ def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor)
     options = launcher.options("global") | {"K": max(16, next_power_of_2(num_global))}
     fit = PROGRAMS // 2 * 16 // (options["K"] * max(1, images * heads))  # fewer if sums are large
     splits = max(1, min(fit, -(-launcher.length // options["Q"])))
-    shape = (images, heads, splits * num_global, launcher.channels)
-    sums = [dk.new_empty(shape, dtype=torch.float32) for _ in range(2)]  # of dk, dv
-    bias = None if to_global is None else (to_global.float() * LOG2E).contiguous()
+    shape = (2, images, heads, splits * num_global, launcher.channels)
+    sums = dk.new_empty(shape, dtype=torch.float32)  # of dk, dv
+    strides = (0, 0) if to_global is None else to_global.stride()
     kernels().global_kernel[(images * heads * splits,)](
-        *inputs, *map(Tokens.of, sums), stats, bias,
+        *inputs, *map(Tokens.of, sums.unbind()), stats, to_global, *strides,
         splits, heads, launcher.length, num_global, call.scale, **options,
     )  # fmt: skip
-    for grad, parts in zip((dk, dv), sums):
-        grad[:, :, :num_global] = parts.unflatten(2, (splits, -1)).sum(2)
+    for grad, total in zip((dk, dv), sums.unflatten(3, (splits, -1)).sum(3).unbind()):
+        grad[:, :, :num_global] = total
 
 
 def bias_gradients(launcher: Launcher, tensors: tuple) -> tuple[Tensor | None, Tensor | None]:
@@ -49,7 +49,7 @@ def bias_gradients(launcher: Launcher, tensors: tuple) -> tuple[Tensor | None, T
 
     A gradient has the dtype and strides of its bias, and is None if the call does not have it.
     """
-    if launcher.biases is None:
+    if not launcher.has_bias:
         return None, None
     call, heads, plan = launcher.call, launcher.heads, launcher.plan(tensors)
     tiles, rows, columns = plan.bias_index.shape

@@ -3,6 +3,7 @@
 A program computes a block of rows of the score matrix, and walks over the columns of the lists of a
 `Plan` (plan.py), K or Q at a time. No kernel uses atomics, so repeated runs give equal bits.
 
+    expand_kernel    the biases and masks of all tiles, from the bias table
     forward_kernel   the output for a block of queries, with the online softmax of FlashAttention
                      (arXiv:2205.14135); also LSE, the log-sum-exp of the scores
     query_kernel     dq for a block of queries; also delta, which the kernels below read
@@ -37,6 +38,7 @@ GLOBAL = tl.constexpr(1 << 30)  # see plan.py
 BLOCK = tl.constexpr(64)  # see plan.py
 # sizes that vary between images: kernels do not specialize on them
 SIZES = ["N", "B", "L", "G", "groups", "head_stride", "splits", "num_tiles", "first_tile"]
+SIZES += ["entries", "size", "table_head", "table_entry", "global_head", "global_token"]
 
 
 @triton.jit
@@ -166,6 +168,32 @@ def softmax_step(score, values, top, total, acc, PRECISION: tl.constexpr):
     acc = acc * shrink[:, None]
     acc = tl.dot(weight.to(values.dtype), values, acc, input_precision=PRECISION)
     return higher, total, acc
+
+
+@triton.jit(do_not_specialize=SIZES)
+def expand_kernel(
+    TABLE, TO_GLOBAL, INDEX, TILE, entries, G, size, table_head, table_entry, global_head,
+    global_token, most, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Write COUNT values of TILE (N or 1, size): biases in base 2, at most `most`, or -inf.
+
+    INDEX (size,): see `Plan.bias_index`, of which `size` is the number of elements. TABLE
+    (N, entries), TO_GLOBAL (N, G): the biases, or None, with the strides that follow.
+    """
+    at = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    head = tl.program_id(1).to(tl.int64)
+    index = tl.load(INDEX + at, mask=at < size, other=0)
+    bias = tl.where(index < entries + G, 0.0, NOTHING)
+    if TABLE is not None:
+        place = TABLE + head * table_head + index.to(tl.int64) * table_entry
+        bias += tl.load(place, mask=index < entries, other=0.0).to(tl.float32)
+    if TO_GLOBAL is not None:
+        place = TO_GLOBAL + head * global_head + (index - entries).to(tl.int64) * global_token
+        is_global = (index >= entries) & (index < entries + G)
+        bias += tl.load(place, mask=is_global, other=0.0).to(tl.float32)
+    bias *= LOG2E
+    bias = tl.where(bias > most, most, bias).to(TILE.dtype.element_ty)
+    tl.store(TILE + head * size + at, bias, mask=at < size)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -330,7 +358,7 @@ def key_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def global_kernel(
-    q, k, v, dout, dk, dv, STATS, TO_GLOBAL, splits, N, L, G, scale,
+    q, k, v, dout, dk, dv, STATS, TO_GLOBAL, global_head, global_token, splits, N, L, G, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -338,7 +366,7 @@ def global_kernel(
 
     Partial sum i is over every `splits`-th block of queries, beginning with block i. The partial
     sums are float32 and must be added afterwards: dk and dv (B, N, splits*G, D). TO_GLOBAL (N, G)
-    or None: the bias toward global keys, in base 2. K: at least G.
+    or None: the bias toward global keys, with the strides that follow. K: at least G.
     """
     number = tl.program_id(0)
     split, head, image = number % splits, number // splits % N, number // (splits * N)
@@ -348,7 +376,8 @@ def global_kernel(
     STATS += (image.to(tl.int64) * N + head) * L
     bias = tl.zeros([K], tl.float32)
     if TO_GLOBAL is not None:
-        bias = tl.load(TO_GLOBAL + head * G + key)
+        place = TO_GLOBAL + head.to(tl.int64) * global_head + key * global_token
+        bias = tl.load(place).to(tl.float32) * LOG2E
 
     dkeys = tl.zeros([K, D_PAD], tl.float32)
     dvalues = tl.zeros([K, D_PAD], tl.float32)

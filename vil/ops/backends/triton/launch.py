@@ -24,7 +24,7 @@ from vil.ops.backends.triton.plan import BLOCK, Plan, make_plan
 from vil.ops.call import Call
 from vil.ops.window import real_cells
 
-LOG2E = math.log2(math.e)
+EXPANDED = 4096  # biases that a program of expand_kernel writes
 
 
 class Tokens(NamedTuple):
@@ -44,16 +44,15 @@ class Tokens(NamedTuple):
 class Launcher:
     """Launches the kernels of a call with their common arguments: lists, biases, masks and sizes.
 
-    biases (N, E + G + 1) float32 or None: the table, the bias toward global tokens and -inf, in
-    base 2. valid (B, G+L) float32 or None: 0 for keys, -inf for padding.
+    valid (B, G+L) float32 or None: 0 for keys, -inf for padding.
     """
 
     def __init__(self, call: Call) -> None:
         self.call, self.device = call, str(call.q.device)
         self.images, self.heads, self.length, self.channels = call.q.shape
-        self.padded = max(16, next_power_of_2(self.channels))
         self.dtype = torch.float16 if call.q.itemsize == 2 else torch.float32  # of biases
-        self.biases, self.valid = join_biases(call), None
+        self.has_bias, self.valid = any(bias is not None for bias in call.bias), None
+        self.tiles: dict[int, tuple[Tensor, Tensor]] = {}  # {id(index): (index, its tiles)}
         if call.valid_hw is not None:
             real = real_cells(call.valid_hw.to(call.q.device), call.window.grid).flatten(1)
             mask = torch.where(real, 0.0, -math.inf)
@@ -76,28 +75,33 @@ class Launcher:
 
     def masks(self, plan: Plan) -> tuple[Tensor | None, Tensor | None, int]:
         """Return the arguments TILE, EXISTS and tile_head of a kernel."""
-        index = plan.bias_index
-        has_tile = self.biases is not None or plan.has_mask
+        has_tile = self.has_bias or plan.has_mask
         exists = plan.exists if plan.shares_tile or not has_tile else None
         if not has_tile:
             return None, exists, 0
-        if self.biases is None:
-            tile = torch.where(index == plan.masked, -math.inf, 0.0)
-            return tile.to(self.dtype), exists, 0
-        biases = self.biases.clamp(max=torch.finfo(self.dtype).max).to(self.dtype)
-        return biases.index_select(1, index.flatten()), exists, index.numel()
+        index = plan.bias_index
+        if id(index) not in self.tiles:
+            self.tiles[id(index)] = index, self.expand(index)
+        return self.tiles[id(index)][1], exists, index.numel() if self.has_bias else 0
+
+    def expand(self, index: Tensor) -> Tensor:
+        """Return the tiles (N or 1, T * R * C) of biases and masks. index: `Plan.bias_index`."""
+        call, size = self.call, index.numel()
+        tile = call.q.new_empty(self.heads if self.has_bias else 1, size, dtype=self.dtype)
+        strides = [(0, 0) if bias is None else bias.stride() for bias in call.bias]
+        kernels().expand_kernel[(-(-size // EXPANDED), len(tile))](
+            *call.bias, index, tile, call.window.table_entries, call.num_global, size,
+            *strides[0], *strides[1], torch.finfo(self.dtype).max, COUNT=EXPANDED,
+        )  # fmt: skip
+        return tile
 
     def options(self, name: str, rows: int = BLOCK, columns: int = BLOCK) -> dict[str, Any]:
         """Return the compile-time constants and launch options of a kernel.
 
         rows, columns: R and C of its plan.
         """
-        tf32 = self.precision == "tf32"
-        launch = find_launch(current_target(), name, self.padded, self.call.q.itemsize, tf32)
-        queries, keys = (columns, rows) if name == "key" else (rows, columns)
-        sizes = {"Q": min(launch.queries, queries), "K": min(launch.keys, keys)}
-        constants = {"D": self.channels, "D_PAD": self.padded, "PRECISION": self.precision}
-        return constants | sizes | launch.options()
+        kind = self.call.q.itemsize, self.precision
+        return launch_options(current_target(), name, rows, columns, self.channels, *kind)
 
     def by_group(self, name: str, *tensors: Any) -> None:
         """Launch a kernel with one program per image, head, and block of queries or keys.
@@ -118,19 +122,17 @@ class Launcher:
         )  # fmt: skip
 
 
-def join_biases(call: Call) -> Tensor | None:
-    """Return the biases of a call in base 2, (N, E + G + 1) float32, or None if it has none.
-
-    They are the table, the bias toward global tokens and -inf.
-    """
-    table, to_global = call.bias
-    if table is None and to_global is None:
-        return None
-    like = to_global if table is None else table
-    table = like.new_zeros(len(like), call.window.table_entries) if table is None else table
-    to_global = like.new_zeros(len(like), call.num_global) if to_global is None else to_global
-    joined = torch.cat([table.float(), to_global.float()], 1)
-    return F.pad(joined * LOG2E, (0, 1), value=-math.inf)
+@lru_cache(maxsize=1024)
+def launch_options(
+    target: str, name: str, rows: int, columns: int, channels: int, itemsize: int, precision: str
+) -> dict[str, Any]:
+    """Return the compile-time constants and launch options of a kernel, see `Launcher.options`."""
+    padded = max(16, next_power_of_2(channels))
+    launch = find_launch(target, name, padded, itemsize, precision == "tf32")
+    queries, keys = (columns, rows) if name == "key" else (rows, columns)
+    sizes = {"Q": min(launch.queries, queries), "K": min(launch.keys, keys)}
+    constants = {"D": channels, "D_PAD": padded, "PRECISION": precision}
+    return constants | sizes | launch.options()
 
 
 def interpreted() -> bool:
@@ -145,6 +147,12 @@ def current_target() -> str:
     """
     if interpreted():
         return "sm_80"
+    return _target_of(torch.cuda.current_device() if torch.cuda.is_available() else 0)
+
+
+@lru_cache
+def _target_of(gpu: int) -> str:
+    """Return the architecture of the current GPU. gpu: its index."""
     from triton.runtime import driver
 
     target: Any = driver.active.get_current_target()
