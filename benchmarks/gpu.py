@@ -592,14 +592,7 @@ def at_each_step(act: Callable[[int], None]) -> Iterator[None]:
 
 def stop_run() -> None:
     """Make vil.train save its state and raise StoppedError."""
-    handler = signal.getsignal(signal.SIGUSR1)
-    guard = getattr(handler, "__self__", None)
-    status = [x for x in open("/proc/self/status") if x.startswith("Sig")]
-    print("DEBUG before", handler, guard and guard.received_signal, status)
     os.kill(os.getpid(), signal.SIGUSR1)
-    for _ in range(1000):
-        pass
-    print("DEBUG after", guard and guard.received_signal)
 
 
 def syncs(bench: Bench) -> None:
@@ -627,13 +620,18 @@ def syncs(bench: Bench) -> None:
         folder = bench.scratch / f"syncs-{dtype}-{optimizer}"
         with bench.guarded("syncs", **spec), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            with at_each_step(watch), contextlib.suppress(StoppedError):
-                vil.train("digits/vil_nano.yaml", options_of(bench, *more), output_dir=folder)
+            stopped = False
+            with at_each_step(watch):
+                try:
+                    vil.train("digits/vil_nano.yaml", options_of(bench, *more), output_dir=folder)
+                except StoppedError:
+                    stopped = True
             for warning in caught:
                 text = str(warning.message)
                 if "synchronizing CUDA operation" in text:
                     places[f"{Path(warning.filename).name}:{warning.lineno}"] += 1
-            bench.row("syncs", **spec, steps=last - first, count=places.total(), places=places)
+            found = dict(count=places.total(), places=places, stopped=stopped)
+            bench.row("syncs", **spec, steps=last - first, **found)
         if not bench.dry:
             torch.cuda.set_sync_debug_mode("default")
 

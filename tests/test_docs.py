@@ -18,6 +18,7 @@ import torch
 from yacs.config import CfgNode
 
 import vil
+from benchmarks import gpu_tables
 from tests.common.doc_commands import ROOT
 from tests.common.doc_pages import PAGES, read, without_code
 from tests.common.marks import cases
@@ -36,6 +37,7 @@ from vil.workflows.execution import execution_of
 README = read("README.md")
 GENERATED = {"docs/reference/config.md"}
 RESULTS = ROOT / "benchmarks/results"
+GPU = RESULTS / "h200-2026-11-28"
 STREAMED = [("time", "whole"), ("time", "streamed"), ("height", "low"), ("height", "high")]
 
 # ------------------------------------------------------------------------------- pages and links
@@ -193,6 +195,11 @@ def test_the_readme_s_results_are_those_published_and_measured():
     ours = next(row for row in rows if row["model"] == "vil_tiny")
     swin = next(row for row in rows if "swin_tiny" in row["model"])
     assert next(found) == round(float(ours["training"]) / float(swin["training"]), 1)
+    attention, models = gpu_tables.attention_table(GPU), gpu_tables.model_table(GPU)
+    assert next(found) == float(attention[2].split(" | ")[5].split(", ")[1])
+    assert next(found) == float(
+        next(line for line in models if "vil_small |" in line).split(" | ")[2]
+    )
     assert next(found, None) is None
 
 
@@ -327,6 +334,12 @@ def test_the_guide_has_the_measured_ways_to_deploy():
             speeds = [f"{of_path[path]['images_per_second_16']:.1f}" for path in paths]
             cells = [name.removeprefix("timm/"), str(of_path["eager"]["published"]), *speeds]
             assert f"| {' | '.join(cells)} |" in text
+
+
+def test_the_tables_of_a_gpu_are_the_measured_ones():
+    text = read("docs/guides/performance.md")
+    assert "\n".join(gpu_tables.attention_table(GPU)) in text
+    assert "\n".join(gpu_tables.model_table(GPU)) in text
 
 
 @pytest.mark.parametrize("file", ["untuned-cpu.json", "untuned-cpu-amd.json"])

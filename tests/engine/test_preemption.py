@@ -1,5 +1,6 @@
 """A signal stops a run in good order on every rank. A run that hangs is ended and says where."""
 
+import ctypes
 import json
 import os
 import signal
@@ -62,6 +63,23 @@ def test_a_signal_saves_at_the_end_of_the_step(number, straight, tmp_path):
     assert "step 7 is saved, --resume continues" in (tmp_path / "log.txt").read_text()
     toy_train(tmp_path, ema=0.9)
     assert_same_run(tmp_path, straight)
+
+
+@pytest.mark.usefixtures("heard_signals")
+def test_a_library_that_replaces_handlers_in_c_loses_no_signal(tmp_path):
+    """As LLVM does, which compiles for GPUs."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+
+    def compile_and_stop(model, progress):
+        if progress.step == 5:
+            libc.signal(signal.SIGUSR1, int(signal.SIG_IGN))
+        if progress.step == 6:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with pytest.raises(StoppedError, match="stopped by SIGUSR1"):
+        toy_train(tmp_path, set_progress=compile_and_stop)
+    assert newest_step(tmp_path / "checkpoints") == 7
 
 
 def test_handlers_are_put_back(tmp_path):

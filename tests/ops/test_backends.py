@@ -1,6 +1,8 @@
 """Every backend equals the reference, in output and all gradients, or says why it cannot run."""
 
+import itertools
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 import hypothesis.strategies as st
 import pytest
@@ -18,6 +20,7 @@ from tests.common.backends import restored_backends
 from vil.ops import (
     BACKENDS,
     Case,
+    Layout,
     LocalBias,
     Window,
     choose,
@@ -28,6 +31,7 @@ from vil.ops import (
 from vil.ops.backends.masked import MAX_MASKED_LENGTH
 from vil.ops.dispatch import PREFERENCE
 from vil.ops.native import library
+from vil.ops.patterns import axial
 from vil.ops.testing import errors, make_inputs
 
 HALVES = {torch.bfloat16} if library.has_bfloat16() else set()
@@ -270,6 +274,37 @@ def test_a_preferred_backend_can_always_run(names):
 )
 def test_selection_on_a_cpu_without_native(window, options, name, without_native):
     assert choose(Case(window, 8, 3, 32, **options)) == name
+
+
+@pytest.mark.parametrize(
+    ("window", "options", "name"),
+    [
+        (Window((56, 56), 7), {}, "triton"),
+        (Window((56, 56), 7), {"table_bias": True, "valid": True}, "triton"),
+        (Layout((56, 56), 8, axial()), {}, "triton"),
+        (Window((14, 14), 7), {}, "masked"),  # all tokens see all: torch's attention, no mask
+        (Window((14, 14), 7), {"table_bias": True}, "triton"),
+        (Window((14, 14), 7), {"valid": True}, "triton"),
+        (Window((56, 56), 7), {"dropout": True}, "chunk_handgrad"),
+        (Window((56, 56), 7), {"dtype": torch.float64}, "chunk_handgrad"),
+        (Layout((56, 56), 8, axial()), {"dropout": True}, "masked"),
+    ],
+    ids=str,
+)
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_selection_on_a_gpu(window, options, name):
+    assert choose(Case(window, 8, 3, 32, 1, device="cuda", **options)) == name
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize("kind", [(1, 0), (0, 0), (-1, 0), (0, -1), (0, 2), (-1, 3)], ids=str)
+@pytest.mark.parametrize("grid", [(1, 1), (1, 9), (3, 3), (5, 6), (6, 6), (9, 4)], ids=str)
+def test_attends_all(grid, kind, size):
+    window = Window.from_mode(grid, size, *kind)
+    tokens = list(itertools.product(*map(range, grid)))
+    keys = [[key[:2] for key in reference.attended_keys(window, *token)] for token in tokens]
+    found = all(sorted(each) == tokens for each in keys)
+    assert found == window.attends_all or (found and kind[0] == -1)  # a cyclic one may
 
 
 @pytest.mark.parametrize(

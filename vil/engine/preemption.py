@@ -84,11 +84,22 @@ class PreemptionGuard:
         """Report progress: a training step or an evaluation batch has finished."""
         self.progress_time = time.monotonic()
         self._arm_backstop()
+        self._restore_handlers()
 
     def _arm_backstop(self) -> None:
         if self.hang_seconds and self.folder:
             timeout = 2 * self.hang_seconds + BACKSTOP_SECONDS
             faulthandler.dump_traceback_later(timeout, exit=True, file=2)
+
+    def _restore_handlers(self) -> None:
+        """Install the signal handlers again, unless Python code has replaced them.
+
+        Compilers for GPUs contain LLVM, which may replace the handler of SIGUSR1 in C. Python does
+        not notice. On an H200, the signal was lost in the first run of a process.
+        """
+        for number in self.handlers:
+            if signal.getsignal(number) == self._record:
+                signal.signal(number, self._record)
 
     def check_all_ranks(self) -> None:
         """Raise StoppedError on all ranks if any rank received a signal. All ranks must call

@@ -1,7 +1,8 @@
 """Block sizes, warps, pipeline stages and registers of the kernels, for each GPU architecture.
 
-They are chosen from the table that `benchmarks/kernels.py` prints, not from timings on a GPU. The
-criteria, in order of priority:
+Those of sm_90 for up to 64 channels are the fastest that `benchmarks/gpu.py sweep` found on an
+H200, with biases. The others are chosen from the table that `benchmarks/kernels.py` prints, not
+from timings. The criteria, in order of priority:
 1. The registers of windows do not spill, and two or more thread blocks fit on a multiprocessor.
 2. On Hopper, matmuls have 64 rows, which the fastest instruction needs.
 3. The inner loop has the fewest instructions per score. So blocks are large.
@@ -34,6 +35,7 @@ class Launch(NamedTuple):
 
 
 three = partial(Launch, registers=168)  # three thread blocks fit on a multiprocessor
+four = partial(Launch, registers=128)
 single = partial(Launch, stages=1)  # no asynchronous copies, which take shared memory
 
 LAUNCHES = {  # {kind of GPU: {kernel: a launch per entry of HEAD_DIMS}}, for 16-bit dtypes
@@ -45,10 +47,10 @@ LAUNCHES = {  # {kind of GPU: {kernel: a launch per entry of HEAD_DIMS}}, for 16
         "global": (Launch(64, 16), Launch(64, 16), Launch(32, 16)),
     },
     "sm_90": {
-        "forward": (Launch(64, 64), Launch(64, 64), Launch(64, 64)),
-        "query": (Launch(64, 64), Launch(64, 64), Launch(64, 64)),
-        "key": (Launch(64, 64), Launch(64, 64), Launch(32, 64)),
-        "tile": (three(64, 64), three(64, 64), Launch(64, 32)),
+        "forward": (Launch(64, 64), four(64, 64), Launch(64, 64)),
+        "query": (Launch(64, 64), four(64, 64), Launch(64, 64)),
+        "key": (Launch(64, 64), three(64, 64, stages=3), Launch(32, 64)),
+        "tile": (four(64, 64, stages=3), Launch(64, 64, warps=8), Launch(64, 32)),
         "global": (Launch(64, 16), Launch(64, 16), Launch(32, 16)),
     },
     "sm_100": {
