@@ -47,6 +47,7 @@ GLOBALS = 1  # global tokens of the attention cases
 CASES = [
     (56, 7, 128, 3, 32), (28, 7, 128, 3, 64), (14, 7, 128, 6, 64), (56, 8, 32, 6, 64),
     (28, 8, 128, 6, 64), (112, 8, 8, 6, 64), (224, 8, 2, 6, 64), (56, 15, 32, 3, 64),
+    (14, 14, 128, 6, 64),  # one chunk, as in full attention
 ]  # fmt: skip
 MODELS = [
     "vil_tiny", "vil_small", "vil_small_rpb", "timm/deit_small_patch16_224",
@@ -235,8 +236,9 @@ def attention(bench: Bench) -> None:
 
 
 def dense(bench: Bench, spec: dict, inputs: Inputs) -> None:
-    """Attention of all queries to all keys; with a bias, it is a mask that needs no gradient."""
-    q, k, v = inputs.leaves[:3]
+    """Attention of all queries to all keys. A bias is a mask that needs no gradient or, on small
+    grids, also one that is learned."""
+    q, k, v = leaves = inputs.leaves[:3]
     kernels, mask = ["FLASH_ATTENTION", "CUDNN_ATTENTION"], None
     if spec["bias"]:
         if spec["grid"] > 112:
@@ -244,13 +246,19 @@ def dense(bench: Bench, spec: dict, inputs: Inputs) -> None:
         length = (k.shape[2] + 7) // 8 * 8  # rows must be aligned
         mask = torch.zeros(1, q.shape[1], q.shape[2], length, device=q.device, dtype=q.dtype)
         mask, kernels = mask[..., : k.shape[2]], ["EFFICIENT_ATTENTION", "CUDNN_ATTENTION"]
+
+    def attend(kernel: str, mask: Tensor | None) -> Tensor:
+        with sdpa_kernel(getattr(SDPBackend, kernel)):
+            return F.scaled_dot_product_attention(q, k, v, mask)
+
     for name in ["MATH"] if bench.dry else kernels:
-
-        def call(name: str = name) -> Tensor:
-            with sdpa_kernel(getattr(SDPBackend, name)):
-                return F.scaled_dot_product_attention(q, k, v, mask)
-
-        measure_call(bench, f"sdpa {name.lower()}", spec, call, [q, k, v], inputs.dout)
+        call = partial(attend, name, mask)
+        measure_call(bench, f"sdpa {name.lower()}", spec, call, leaves, inputs.dout)
+    if mask is not None and spec["grid"] <= 28:
+        mask.requires_grad_()
+        name = "MATH" if bench.dry else kernels[0]
+        call, name = partial(attend, name, mask), f"sdpa {name.lower()}, learned"
+        measure_call(bench, name, spec, call, [*leaves, mask], inputs.dout)
 
 
 def flex(bench: Bench) -> None:
@@ -399,7 +407,7 @@ def exact(bench: Bench) -> None:
             model = build_model(bench, name, backend=backend).eval()
             model.load_state_dict({k: v.float() for k, v in reference.state_dict().items()})
             if "compiled" in precision:
-                model.compile()
+                model.compile(backend="eager" if bench.dry else "inductor")
             found = outputs(model, images.to(bench.device), target.to(bench.device), dtype)
             errors[backend] = {key: distance(x, truth[key]) for key, x in found.items()}
         torch.set_float32_matmul_precision("highest")
@@ -434,14 +442,17 @@ def model_specs(bench: Bench) -> Iterator[dict]:
     ours = "blocked" if bench.dry else "triton"
     if not bench.dry:
         yield dict(model="vil_small", mode="eager", batch=batch, backend="chunk_handgrad")
-    for mode in ("eager", "default", "reduce-overhead")[: 2 if bench.dry else 3]:
+    for mode in ("eager", "default", "reduce-overhead")[: 1 if bench.dry else 3]:
         for name in filter(re.compile(bench.only).search, names):
             backend = "" if name.startswith("timm/") else ours
             yield dict(model=name, mode=mode, batch=batch, backend=backend)
+            if mode != "default":
+                yield dict(model=name, mode=mode, batch=1, backend=backend)
 
 
 def models(bench: Bench) -> None:
-    """Images per second and memory, in training and inference, eager and compiled, in bfloat16."""
+    """Images per second and memory, in training and inference, eager and compiled, in bfloat16. One
+    image at a time: inference only."""
     for spec in model_specs(bench):
         with bench.guarded("model", **spec):
             model = build_model(bench, spec["model"], backend=spec["backend"])
@@ -473,13 +484,14 @@ def make_steps(
 
 
 def measure_model(bench: Bench, spec: dict, model: nn.Module) -> None:
-    start = time.perf_counter()
     step, forward = make_steps(bench, spec, model.train())
-    with bench.peak() as peak:
-        milliseconds = bench.clock(step, 500)
-    first = time.perf_counter() - start
-    rate = 1e3 * spec["batch"] / milliseconds
-    bench.row("model", **spec, training=True, images_s=rate, peak_mib=peak[0], first_s=first)
+    if spec["batch"] > 1:
+        start = time.perf_counter()
+        with bench.peak() as peak:
+            milliseconds = bench.clock(step, 500)
+        first = time.perf_counter() - start
+        rate = 1e3 * spec["batch"] / milliseconds
+        bench.row("model", **spec, training=True, images_s=rate, peak_mib=peak[0], first_s=first)
     model.eval()
     with torch.inference_mode(), bench.peak() as peak:
         milliseconds = bench.clock(forward, 300)
@@ -502,7 +514,8 @@ def compile_model(out: Path, dry: bool, spec: dict) -> float:
 
 def compile_models(bench: Bench) -> None:
     """Compile all models at the same time, in processes, so that `models` finds them in a cache."""
-    specs = [spec for spec in model_specs(bench) if spec["mode"] == "default"]
+    mode = "eager" if bench.dry else "default"
+    specs = [spec for spec in model_specs(bench) if spec["mode"] == mode]
     with ProcessPoolExecutor(len(specs), get_context("spawn")) as pool:
         jobs = [pool.submit(compile_model, bench.out, bench.dry, spec) for spec in specs]
         for spec, job in zip(specs, jobs):
@@ -515,7 +528,7 @@ def profile_step(bench: Bench) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     for spec in model_specs(bench):
-        if spec["mode"] == "reduce-overhead":
+        if spec["mode"] == "reduce-overhead" or spec["batch"] == 1:
             continue
         model = build_model(bench, spec["model"], backend=spec["backend"])
         step, _ = make_steps(bench, spec, model.train())

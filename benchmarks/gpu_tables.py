@@ -57,7 +57,7 @@ def attention_table(folder: Path) -> list[str]:
 
 def model_table(folder: Path) -> list[str]:
     """Return lines of Markdown: images per second of the models of the first run, and memory."""
-    rows = [row for row in read_rows(folder, "model") if row["run"] == 1]
+    rows = [row for row in read_rows(folder, "model") if row["run"] == 1 and row["batch"] > 1]
     speeds = {(row["model"], row["backend"], row["mode"], row["training"]): row for row in rows}
     lines = [
         "| model | training, eager | compiled | evaluation, eager | compiled | GiB of training |",

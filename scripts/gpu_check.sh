@@ -91,11 +91,11 @@ counters() { # hardware counters of the kernels, where Nsight Compute is install
 run() {
     case $1 in
     all) for each in right table tuned trained; do run $each; done ;;
-    right) run machine && together tests exact reads syncs messages compile ;;
+    right) run machine && together tests reads syncs messages && together exact compile ;;
     table) for each in machine attention models flex; do run $each; done ;;
     tuned) for each in machine profile host sweep counters; do run $each; done ;;
     trained) for each in machine train resume recipes; do run $each; done ;;
-    tests) gpu_tests tests 190 tests/ops/test_triton.py tests/ops/test_attention_on_gpu.py \
+    tests) gpu_tests tests 260 tests/ops/test_triton.py tests/ops/test_attention_on_gpu.py \
         tests/data/test_pixels.py -k 'not compiled_backends' ;;
     alltests) gpu_tests alltests 400 tests ;;
     reads) gpu_tests reads 100 tests/engine/test_blocking_reads.py ;;
