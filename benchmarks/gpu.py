@@ -687,9 +687,11 @@ def train(bench: Bench) -> None:
         "LOG_FREQ=2", f"DATALOADER.BSZ={batch}", "OPTIM.EMA=0.999", "AMP.MEMORY_FORMAT=nhwc",
         f"OPTIM.EPOCHS={1 if bench.dry else 5}", "INPUT.CHANNELS=3", "DATALOADER.WORKERS=-1",
     ]  # fmt: skip
-    for compiled in (False,) if bench.dry else (False, True):
-        name = f"train-{'compiled' if compiled else 'eager'}"
-        options = options_of(bench, *words, f"MODEL.COMPILE={compiled}")
+    for mode in ("eager",) if bench.dry else ("eager", "default", "reduce-overhead"):
+        name = f"train-{mode}"
+        options = options_of(bench, *words)
+        if mode != "eager":
+            options += ["MODEL.COMPILE=True", f"MODEL.COMPILE_MODE={mode}"]
         with bench.guarded(name):
             result = vil.train(config, options, data=folder, output_dir=bench.scratch / name)
             lines = [line for line in result.history() if "img/s" in line]

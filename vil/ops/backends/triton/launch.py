@@ -57,6 +57,7 @@ class Launcher:
             real = real_cells(call.valid_hw.to(call.q.device), call.window.grid).flatten(1)
             mask = torch.where(real, 0.0, -math.inf)
             self.valid = F.pad(mask, (call.num_global, 0)).contiguous()
+        self.target = current_target()
         may_round = torch.get_float32_matmul_precision() != "highest"
         self.precision = "tf32" if may_round and call.q.dtype == torch.float32 else "ieee"
 
@@ -101,7 +102,7 @@ class Launcher:
         rows, columns: R and C of its plan.
         """
         kind = self.call.q.itemsize, self.precision
-        return launch_options(current_target(), name, rows, columns, self.channels, *kind)
+        return launch_options(self.target, name, rows, columns, self.channels, *kind)
 
     def by_group(self, name: str, *tensors: Any) -> None:
         """Launch a kernel with one program per image, head, and block of queries or keys.
