@@ -106,10 +106,11 @@ def _too_many_tiles(case: Case) -> list[str]:
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """Compute the output (B, N, L, D) and the log-sum-exp (B, N, L) of each query's scores."""
-    q, launcher = call.q, Launcher(call)
+    q = call.q
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     with torch.cuda.device_of(q):
+        launcher = Launcher(call)
         launcher.by_group("forward", *map(Tokens.of, (q, call.k, call.v, out)), lse)
     return out, lse
 
@@ -119,12 +120,12 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
     out, lse: the output and log-sum-exp that `forward` returned. dout: the gradient of the output.
     """
-    launcher = Launcher(call)
     dq, dk, dv = (torch.empty_like(x) for x in call[:3])
     stats = lse.new_empty(*lse.shape, 2)  # log-sum-exp and delta of each query
     inputs, grads = [Tokens.of(x) for x in call[:3]], Tokens.of(dout)
     tensors = (*inputs, grads, stats.view(torch.int64))
     with torch.cuda.device_of(dq):
+        launcher = Launcher(call)
         outs = Tokens.of(out), grads, Tokens.of(dq)
         launcher.by_group("query", *inputs, *outs, lse.contiguous(), stats)
         launcher.by_group("key", *tensors[:4], Tokens.of(dk), Tokens.of(dv), tensors[4])
