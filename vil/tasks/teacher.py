@@ -1,6 +1,6 @@
 """Build the teacher of a config, a network whose features or outputs another one learns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,41 @@ NORMALIZATION = {
     "INPUT.MEAN": IMAGENET_DEFAULT_MEAN,
     "INPUT.STD": IMAGENET_DEFAULT_STD,
 }  # of networks of timm without published weights
-# values of TASK of runs whose network can be a teacher
-TASKS_OF_RUNS = ("classification", "multilabel", "regression", "distillation")
+# builds the network of a run: (the run's config, number of outputs, file of weights or None, config
+# of the student) -> network
+BuildNetwork = Callable[[CfgNode, int, Path | None, CfgNode], nn.Module]
+
+
+def build_image_network(
+    saved: CfgNode, num_outputs: int, path: Path | None, cfg: CfgNode
+) -> nn.Module:
+    """Build the network of a run of an image task, see BuildNetwork."""
+    network = build_network(saved, num_outputs)
+    if path:
+        load_weights(network, path, rule=cfg.FINETUNE.RESIZE)
+    return network
+
+
+# {TASK of a run: how to build its network} for teachers of image tasks and of distillation
+IMAGE_NETWORKS = dict.fromkeys(
+    ("classification", "multilabel", "regression", "distillation"), build_image_network
+)
 
 
 @as_config_error
-def build_teacher(cfg: CfgNode, device: torch.device, num_outputs: int = 0) -> Teacher:
+def build_teacher(
+    cfg: CfgNode,
+    device: torch.device,
+    num_outputs: int = 0,
+    *,
+    networks: Mapping[str, BuildNetwork] = IMAGE_NETWORKS,
+    image_size: int = 0,
+) -> Teacher:
     """Build the teacher of a config. Its network is found when it is first needed.
 
-    num_outputs: number of its outputs; 0 if only its features are used. Raises ConfigError if the
-    config sets no teacher.
+    num_outputs: number of its outputs; 0 if only its features are used. networks: the tasks of runs
+    whose network may be the teacher. image_size: side of its images in pixels if the config leaves
+    it open; 0: the teacher's own. Raises ConfigError if the config sets no teacher.
     """
     own, images = cfg.DISTILL, cfg.INPUT
     if not own.TEACHER:
@@ -51,10 +76,10 @@ def build_teacher(cfg: CfgNode, device: torch.device, num_outputs: int = 0) -> T
     more = tuple(images.BACKGROUND), tuple(cfg.DATA.VALUE_RANGE)
     return Teacher(
         own.TEACHER,
-        partial(as_config_error(_find), cfg, num_outputs),
+        partial(as_config_error(_find), cfg, num_outputs, networks),
         mean=mean,
         std=std,
-        image_size=own.IMAGE_SIZE,
+        image_size=own.IMAGE_SIZE or image_size,
         cache=Path(own.CACHE) if own.CACHE else None,
         cache_key=repr((shown, more, dict(cfg.DATA.KWARGS))),
         device=device,
@@ -66,14 +91,23 @@ def per_channel(values: Sequence[float], channels: int) -> list[float]:
     return list(values) * (channels // len(values))
 
 
-def _find(cfg: CfgNode, num_outputs: int) -> Source:
+def _find(cfg: CfgNode, num_outputs: int, networks: Mapping[str, BuildNetwork]) -> Source:
     """Find the network of DISTILL.TEACHER. Raises CheckpointError if there are no weights."""
     given, weights = cfg.DISTILL.TEACHER, cfg.DISTILL.WEIGHTS
     if given == dinov2.NAME:
         given, weights = dinov2.ARCH, dinov2.NAME
-    if given.startswith(PREFIX):
+    is_timm = given.startswith(PREFIX)
+    path = None if is_timm else find_weights(given, cfg.DATA.DATA_DIR)
+    if path and (run := find_run(path)):
+        return _run_source(cfg, run, path, networks)
+    if networks is not IMAGE_NETWORKS:
+        raise ConfigError(
+            f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} has no outputs of TASK {cfg.TASK}: name the "
+            f"folder of a run of TASK {' or '.join(networks)}"
+        )
+    if path is None:
         return _timm_source(cfg, given, weights, num_outputs)
-    return _saved_source(cfg, find_weights(given, cfg.DATA.DATA_DIR))
+    return _file_source(cfg, path)
 
 
 def _timm_source(cfg: CfgNode, arch: str, weights: str, num_outputs: int) -> Source:
@@ -117,30 +151,33 @@ def _timm_source(cfg: CfgNode, arch: str, weights: str, num_outputs: int) -> Sou
     return Source(build, side, mean, std, num_outputs)
 
 
-def _saved_source(cfg: CfgNode, path: Path) -> Source:
-    """Describe the network of a checkpoint of a run, or of a weight file with a model card."""
-    if run := find_run(path):
-        saved = get_config(run / "config.yaml")
-        if saved.TASK not in TASKS_OF_RUNS:
-            raise ConfigError(
-                f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} is a run of TASK {saved.TASK}: use one of "
-                f"{', '.join(TASKS_OF_RUNS)}"
-            )
-        count = 0 if saved.TASK == "distillation" else saved.DATA.NUM_CLASSES
-        names = read_class_names(run / "classes.txt") if count else []
+def _run_source(
+    cfg: CfgNode, run: Path, path: Path, networks: Mapping[str, BuildNetwork]
+) -> Source:
+    """Describe the network of a run. path: a checkpoint of it."""
+    saved = get_config(run / "config.yaml")
+    if saved.TASK not in networks:
+        raise ConfigError(
+            f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} is a run of TASK {saved.TASK}: use one of "
+            f"{', '.join(networks)}"
+        )
+    count = 0 if saved.TASK == "distillation" else saved.DATA.NUM_CLASSES
+    names = read_class_names(run / "classes.txt") if count else []
 
-        @as_config_error
-        def build_run(side: int, load: bool) -> nn.Module:
-            # the run's backend may not run on this device
-            changes = [f"INPUT.IMAGE_SIZE={side}", "MODEL.VIT.MSVIT.BACKEND=auto"]
-            network = build_network(override(saved, changes), count)
-            if load:
-                load_weights(network, path, rule=cfg.FINETUNE.RESIZE)
-            return network
+    @as_config_error
+    def build(side: int, load: bool) -> nn.Module:
+        # the run's backend may not run on this device
+        changes = [f"INPUT.IMAGE_SIZE={side}", "MODEL.VIT.MSVIT.BACKEND=auto"]
+        own = override(saved, changes)
+        return networks[saved.TASK](own, count, path if load else None, cfg)
 
-        own = saved.INPUT
-        mean, std = (per_channel(values, own.CHANNELS) for values in (own.MEAN, own.STD))
-        return Source(build_run, own.IMAGE_SIZE, mean, std, count, names)
+    own = saved.INPUT
+    mean, std = (per_channel(values, own.CHANNELS) for values in (own.MEAN, own.STD))
+    return Source(build, own.IMAGE_SIZE, mean, std, count, names)
+
+
+def _file_source(cfg: CfgNode, path: Path) -> Source:
+    """Describe the network of a weight file with a model card."""
     card = read_metadata(path)
     if card is None:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Distillation: the loss, the teacher, its cache, and what becomes of a student's weights."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from vil.tasks.distillation.cache import OutputCache
 from vil.tasks.distillation.outputs import OutputDistillation
 from vil.tasks.distillation.target import Features
 from vil.tasks.distillation.teacher import Source, Teacher
+from vil.tasks.weight_files import find_weights
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.extras import is_installed
 from vil.workflows.attention_backend import backend_requests
@@ -33,6 +35,7 @@ from vil.workflows.train import train_config
 DIGITS = "ViL_Nano_Weights.DIGITS"
 STUDENT = SMALL_TASKS["distillation"]
 CLASSIFIER = SMALL_TASKS["classification"]
+SEGMENTATION = SMALL_TASKS["segmentation"]
 STEPS = 8  # of a run
 
 
@@ -380,6 +383,74 @@ def test_a_run_with_labels_learns_its_teacher_too(tmp_path):
     assert lines[-1]["teacher"] < lines[0]["teacher"]
 
 
+def test_outputs_of_pixels_are_a_mean():
+    outputs, wanted = torch.randn(2, 2, 3, 4, 6, generator=torch.Generator().manual_seed(2))
+    teacher = fake_teacher(None)
+    teacher.outputs = lambda batch: wanted
+    mixer = OutputDistillation(teacher, "softmax", share=1.0, temperature=1.0)
+    loss = mixer.mix(Loss(torch.tensor(3.0)), outputs, batch_of(2, 32))
+    p, q = wanted.softmax(1), outputs.softmax(1)
+    assert torch.allclose(loss.value, (p * (p / q).log()).sum(1).mean())
+    same = wanted[:, :, :1, :1]
+    values = []
+    for size in ((4, 6), (8, 12)):  # the larger one is resized
+        teacher.outputs = lambda batch, size=size: same.expand(-1, -1, *size)
+        values.append(mixer.mix(Loss(torch.tensor(3.0)), outputs, batch_of(2, 32)).value)
+    assert torch.allclose(*values)
+
+
+@pytest.fixture(scope="module")
+def mapper(tmp_path_factory):
+    """A trained segmentation model."""
+    return train(tmp_path_factory.mktemp("mapper") / "run", of=SEGMENTATION)
+
+
+def test_a_segmentation_model_learns_from_another(mapper, tmp_path):
+    words = [f"DISTILL.TEACHER={mapper.run_dir}", "DISTILL.SHARE=1.0", "OPTIM.EMA=0.9"]
+    whole = train(tmp_path / "whole", *words, of=SEGMENTATION)
+    lines = metrics(whole.run_dir, "train")
+    assert lines[-1]["teacher"] < lines[0]["teacher"]
+    assert lines[0]["teacher"] == pytest.approx(lines[0]["loss"])
+    train(tmp_path / "stopped", *words, of=SEGMENTATION, max_steps=3)
+    resumed = train(tmp_path / "stopped", *words, of=SEGMENTATION, resume=True)
+    ours, theirs = weights(resumed), weights(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    words += ["DISTILL.IMAGE_SIZE=80", "INPUT.MEAN=[0.4]", "INPUT.STD=[0.3]"]
+    assert train(tmp_path / "larger", *words, of=SEGMENTATION, max_steps=1).step == 1
+
+
+def test_its_own_network_teaches_a_segmentation_model_nothing(mapper):
+    words = [f"DISTILL.TEACHER={mapper.run_dir}", "DISTILL.SHARE=1.0"]
+    task = task_for(make_config(None, [*SEGMENTATION, *words]), torch.device("cpu"))
+    model = task.build_model().eval()
+    task.load_weights(model, find_weights(str(mapper.run_dir), ""))
+    side = task.settings.image_size
+    batch = replace(batch_of(2, side), targets=torch.zeros(2, side, side, dtype=torch.int64))
+    assert task.loss(model, batch).value.abs() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([f"DISTILL.TEACHER={DIGITS}"], "has no outputs of TASK segmentation: name the folder"),
+        (["DISTILL.TEACHER=dinov2_small"], "has no outputs of TASK segmentation: name the folder"),
+        (["DISTILL.TEACHER={student}"], "is a run of TASK distillation: use one of segmentation"),
+        (["DISTILL.TEACHER={mapper}", "DISTILL.CACHE=kept"], "trains on other crops in each epoch"),
+        (
+            ["DISTILL.TEACHER={mapper}", "DATA.KWARGS.num_classes=2", "DATA.NUM_CLASSES=2"],
+            "has other classes than the training set",
+        ),
+    ],
+    ids=str,
+)
+def test_teachers_that_no_segmentation_model_can_have(words, message, mapper, student, tmp_path):
+    folders = dict(mapper=mapper.run_dir, student=student.run_dir)
+    words = [word.format(**folders) for word in words]
+    ended = command("train", *SEGMENTATION, *words, "--output_dir", tmp_path / "run")
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+
+
 def test_a_dry_run_checks_no_classes_of_synthetic_images(tmp_path):
     """And keeps nothing of them."""
     words = ["DATA.TRAIN=[digits]", "DATA.TEST=[digits]", "DATA.NUM_CLASSES=10", "DATA.KWARGS={}"]
@@ -459,7 +530,7 @@ def test_a_file_without_a_description_says_what_to_do(tmp_path):
 
 
 def test_tasks_that_cannot_learn_from_a_teacher_warn(tmp_path, caplog):
-    for task in ("regression", "segmentation", "detection"):
+    for task in ("regression", "detection"):
         caplog.clear()
         cfg = make_config(None, [*SMALL_TASKS[task], f"DISTILL.TEACHER={DIGITS}"])
         task_for(cfg, torch.device("cpu"))

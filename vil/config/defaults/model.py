@@ -200,7 +200,7 @@ DECLARED = (
     Section(
         "DISTILL",
         "Learn from a trained network, the teacher: its features with TASK distillation, which "
-        "needs no labels, and its outputs with TASK classification and multilabel "
+        "needs no labels, and its outputs with TASK classification, multilabel and segmentation "
         "(docs/guides/distillation.md).",
     ),
     Key(
@@ -217,8 +217,9 @@ DECLARED = (
     Key(
         "IMAGE_SIZE",
         0,
-        "Side of the teacher's images in pixels. 0: the teacher's own, or with TASK distillation "
-        "the one nearest to INPUT.IMAGE_SIZE whose grid is a multiple of the student's.",
+        "Side of the teacher's images in pixels. 0: the teacher's own, with TASK distillation "
+        "the one nearest to INPUT.IMAGE_SIZE whose grid is a multiple of the student's, and with "
+        "TASK segmentation INPUT.IMAGE_SIZE.",
         at_least(0),
     ),
     Key(

@@ -1,6 +1,7 @@
 """Learn the outputs of a teacher besides labels: knowledge distillation.
 
-Source: Hinton, Vinyals and Dean, arXiv:1503.02531, section 2. Shapes: B images, K classes.
+Source: Hinton, Vinyals and Dean, arXiv:1503.02531, section 2. Shapes: B images, K classes, H W size
+of an image in pixels.
 """
 
 from collections.abc import Sequence
@@ -54,22 +55,26 @@ class OutputDistillation:
             _ = self.teacher.network
 
     def mix(self, loss: Loss, outputs: Tensor, batch: Batch) -> Loss:
-        """Return the loss of a batch with the teacher's part, which is a mean over the images.
+        """Return the loss of a batch with the teacher's part, which is a mean over the images and
+        their pixels.
 
-        loss: that of the labels. outputs (B, K): the student's. If the labels have weights, a
-        micro-batch or a rank counts by its sum of weights.
+        loss: that of the labels. outputs: the student's, (B, K) or, for each pixel, (B, K, H, W).
+        If the labels have weights, a micro-batch or a rank counts by its sum of weights.
         """
         wanted = self.teacher.outputs(batch)
-        if wanted.shape != outputs.shape:
+        if wanted.shape[1] != outputs.shape[1]:
             raise ConfigError(
                 f"DISTILL.TEACHER {self.teacher.name} has {wanted.shape[1]} outputs, but the "
                 f"network has {outputs.shape[1]}: use a teacher with the same classes"
             )
+        if outputs.shape[2:] != wanted.shape[2:]:  # the teacher has images of another size
+            wanted = F.interpolate(wanted, outputs.shape[2:], mode="bilinear", antialias=True)
         outputs = outputs.float()
         if self.activation == "softmax":
             t = self.temperature
             logs = F.log_softmax(outputs / t, dim=1), F.log_softmax(wanted / t, dim=1)
-            part = t**2 * F.kl_div(*logs, reduction="batchmean", log_target=True)
+            part = F.kl_div(*logs, reduction="none", log_target=True).sum(1)
+            part = t**2 * part.mean()
         else:
             part = F.binary_cross_entropy_with_logits(outputs, torch.sigmoid(wanted))
         total = 1.0 if loss.normalizer is None else loss.normalizer

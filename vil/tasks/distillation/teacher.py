@@ -96,7 +96,7 @@ class Teacher:
     def network(self) -> nn.Module:
         """The network with its weights, on the device. Raises ConfigError if a student was trained
         with another teacher."""
-        if self.required_sizes not in (None, self.sizes):
+        if self.required_sizes and self.required_sizes != self.sizes:
             raise ConfigError(
                 f"DISTILL.TEACHER {self.name} has features of the sizes {self.sizes}, but the "
                 f"network predicts those of {self.required_sizes}, DISTILL.SIZES: use the teacher "

@@ -23,6 +23,7 @@ from vil.engine.distributed import DistInfo, compute_on_main
 from vil.integrations.build import build_network
 from vil.pretrained.load_weights import Report
 from vil.tasks.base import AttentionInput, trains_batch_norm
+from vil.tasks.distillation.outputs import OutputDistillation
 from vil.tasks.image.class_weights import balance_counts, parse_class_weights
 from vil.tasks.segmentation import IGNORE, data, losses
 from vil.tasks.segmentation.data import MaskDataset, build_segmentation_set
@@ -40,6 +41,7 @@ from vil.tasks.segmentation.transforms import (
     image_transform,
     train_transform,
 )
+from vil.tasks.teacher import build_teacher
 from vil.utils.console import printable
 from vil.utils.errors import ConfigError, as_config_error
 
@@ -50,7 +52,7 @@ UNUSED = (  # config keys and sections that the task does not use
     "AUG.MIXCUT_MINMAX", "AUG.MIXUP_MODE", "AUG.MIXUP_SWITCH_PROB", "AUG.TRANSFORM",
     *(f"AUG.TIMM_AUG.{name}" for name in ("HFLIP", "VFLIP", "RE_PROB", "RE_MODE", "RE_COUNT")),
     "MODEL.VIT.AVG_POOL", "FINETUNE.FINETUNE",
-    "FINETUNE.USE_TRAIN_AUG", "DATA.TARGETMAP", "DISTILL",
+    "FINETUNE.USE_TRAIN_AUG", "DATA.TARGETMAP", "DISTILL.WEIGHTS", "DISTILL.SIZES",
 )  # fmt: skip
 # {whether AUG.TIMM_AUG.USE_TRANSFORM is set: keys of the augmentation of colors}
 COLORS = {
@@ -67,6 +69,7 @@ class Segmentation(SegmentationTask):
 
     own_arguments = staticmethod(data.own_arguments)
     summarize_targets = staticmethod(data.summarize_masks)
+    is_built = False  # whether the task has built a network, so that it may train
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
@@ -119,12 +122,13 @@ class Segmentation(SegmentationTask):
             outputs=test.OUTPUTS,
             palette=[] if is_counting else own.PALETTE,
             print_classes=cfg.OUTPUT_PERCLASS_ACC,
+            distillation=None if is_counting else build_distillation(cfg, device),
         )
 
     @as_config_error
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         model = self.build_network(load_pretrained=load_pretrained)
-        self.has_batch_norm = trains_batch_norm(model)
+        self.has_batch_norm, self.is_built = trains_batch_norm(model), True
         return model
 
     @as_config_error
@@ -153,6 +157,10 @@ class Segmentation(SegmentationTask):
             weights = parse_class_weights(setting, np.empty(0, int), self.num_classes)
         if weights is not None:
             self.loss_function = self.build_loss(class_weights=weights.to(self.device))
+        if self.distillation is not None:
+            # synthetic images of a dry run have other classes
+            classes = loader.classes if options.get("dataset") is None else ()
+            self.distillation.open(dataset, classes, load=self.is_built)
         return loader
 
     def find_misfits(
@@ -261,6 +269,32 @@ def build_segmentation_model(cfg: CfgNode, *, load_pretrained: bool = False) -> 
     classifier = build_network(cfg, cfg.DATA.NUM_CLASSES, **options)
     body = strip_classifier(classifier)
     return build_model(own.MODEL, body, cfg.DATA.NUM_CLASSES, channels=own.CHANNELS)
+
+
+def build_distillation(cfg: CfgNode, device: torch.device) -> OutputDistillation | None:
+    """Build the loss of a teacher's outputs for each pixel, if the config has a teacher.
+
+    Raises ConfigError if the teacher is no run of this task, or if DISTILL.CACHE is set.
+    """
+    own = cfg.DISTILL
+    if not own.TEACHER:
+        warn_unused(cfg, "DISTILL.TEACHER is empty", ("DISTILL",))
+        return None
+    if own.CACHE:
+        raise ConfigError(
+            "DISTILL.CACHE is set, but TASK segmentation trains on other crops in each epoch: set "
+            "DISTILL.CACHE to ''"
+        )
+
+    def build(saved: CfgNode, num_outputs: int, path: Path | None, cfg: CfgNode) -> nn.Module:
+        model = build_segmentation_model(saved)
+        if path:
+            load_segmentation_weights(model, path, rule=cfg.FINETUNE.RESIZE)
+        return model
+
+    options = dict(networks={"segmentation": build}, image_size=cfg.INPUT.IMAGE_SIZE)
+    teacher = build_teacher(cfg, device, cfg.DATA.NUM_CLASSES, **options)
+    return OutputDistillation(teacher, "softmax", share=own.SHARE, temperature=own.TEMPERATURE)
 
 
 def build_train_transform(cfg: CfgNode) -> Callable:

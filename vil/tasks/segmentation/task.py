@@ -23,6 +23,7 @@ from vil.layers.padding import downsample_valid
 from vil.models.vision_longformer import MsViT
 from vil.tasks.base import ImageMeta, Task, TaskReport, make_metric
 from vil.tasks.cost import CostRow, count_macs, external_cost, msvit_cost, num_params
+from vil.tasks.distillation.outputs import OutputDistillation
 from vil.tasks.segmentation import METRICS, metrics
 from vil.tasks.segmentation.heads import resize
 from vil.tasks.segmentation.losses import SegmentationLoss
@@ -80,6 +81,7 @@ class SegmentationTask(Task):
         outputs: Sequence[str] = ("overlay",),
         palette: Sequence[int] = (),
         print_classes: bool = False,
+        distillation: OutputDistillation | None = None,
         **common: Any,
     ):
         """Store the settings of the task.
@@ -93,6 +95,7 @@ class SegmentationTask(Task):
             palette: red, green and blue of each class, one class after the other; empty: the
                 default colors.
             print_classes: whether `format_metrics` returns a table of per-class metrics.
+            distillation: mixes the loss with one of a teacher's outputs; None: there is no teacher.
             common: arguments of `Task`.
         """
         if not hasattr(self, "metric"):
@@ -101,7 +104,7 @@ class SegmentationTask(Task):
         self.loss_function, self.num_classes, self.transform = loss, num_classes, transform
         self.tiling = dict(tile=tile, overlap=overlap)
         self.boundary, self.outputs = boundary, tuple(outputs)
-        self.print_classes = print_classes
+        self.print_classes, self.distillation = print_classes, distillation
         self.has_palette = len(palette) > 0
         self.palette = default_palette(num_classes)
         if self.has_palette:
@@ -111,8 +114,10 @@ class SegmentationTask(Task):
     # ---- called by the training loop and by evaluation
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        value, terms = self.loss_function(model(batch.images), batch.targets.long())
-        return Loss(value, metrics=terms if len(terms) > 1 else {})
+        outputs = model(batch.images)
+        value, terms = self.loss_function(outputs, batch.targets.long())
+        loss = Loss(value, metrics=terms if len(terms) > 1 else {})
+        return self.distillation.mix(loss, outputs, batch) if self.distillation else loss
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         result = self.collect(model, name, between)
