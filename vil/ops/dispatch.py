@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from vil.ops.attention_case import Case
 from vil.ops.backends import BACKENDS
 from vil.ops.layout import Layout
-from vil.ops.window import ALL_NINE
+from vil.ops.window import ALL_NINE, Window
 from vil.utils.lookup import lookup
 from vil.utils.transforms import is_exporting
 
@@ -59,7 +59,8 @@ def preferred(case: Case) -> Iterator[str]:
 def is_plain(case: Case) -> bool:
     """Return whether torch's fused attention, without a mask, computes a case."""
     changed = case.table_bias or case.global_bias or case.valid or case.dropout
-    return not changed and not case.is_layout and case.window.attends_all
+    window = case.window
+    return not changed and isinstance(window, Window) and window.attends_all
 
 
 def is_dense(case: Case) -> bool:
