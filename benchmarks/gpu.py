@@ -545,7 +545,8 @@ def profile_step(bench: Bench) -> None:
         (bench.out / f"{name}.txt").write_text(table + host)
         kernels: collections.Counter[str] = collections.Counter()
         for event in averages:
-            if event.device_type != torch.autograd.DeviceType.CPU:
+            on_gpu = event.device_type != torch.autograd.DeviceType.CPU
+            if on_gpu and not event.is_user_annotation:
                 kernels[event.key[:60]] += round(event.self_device_time_total, 1)
         busy, largest = kernels.total() / 1e3, dict(kernels.most_common(25))
         bench.row("step", **spec, step_ms=milliseconds, busy_ms=busy, microseconds=largest)
