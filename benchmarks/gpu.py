@@ -339,12 +339,13 @@ class Trial(NamedTuple):
             call()
         finally:
             table[self.kernel] = saved
+            launch_options.cache_clear()
 
 
 def compile_trials(out: Path, trials: list[Trial]) -> None:
     bench = Bench(out, dry=False)
     for trial in trials:
-        with contextlib.suppress(Exception):  # the trial itself tells why
+        with contextlib.suppress(Exception):  # `sweep` reports it
             trial.run(bench, measure=False)
 
 
@@ -651,7 +652,7 @@ def syncs(bench: Bench) -> None:
 
 
 def messages(bench: Bench) -> None:
-    """What a training says of a GPU that does not exist, and of one without memory."""
+    """The messages of a training on a GPU that does not exist, and on one without memory."""
     memory = "" if bench.dry else "torch.cuda.set_per_process_memory_fraction(0.0005); "
     program = f"import sys, torch; {memory}from vil.__main__ import main; sys.exit(main())"
     for words in (["DEVICE=cuda:7"], ["DATALOADER.BSZ=1024"]):

@@ -2,8 +2,8 @@
 
   python benchmarks/gpu_tables.py benchmarks/results/h200-2026-11-28
 
-The folder holds rows.jsonl, lines of benchmarks/gpu.py, each with the number of its run. Writes
-attention.png there.
+The folder holds rows.jsonl, lines of benchmarks/gpu.py. If it holds the lines of several runs, each
+line has the number of its run. Writes attention.png there.
 """
 
 import argparse
@@ -42,9 +42,12 @@ def attention_table(folder: Path) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for case, found in times.items():
+        if "triton" not in found:
+            continue
         (grid, w, batch, heads, dim, bias), ours = case, found["triton"]
         cells = [f"{grid} x {grid}, {w}", f"{batch}, {heads} x {dim}", "yes" if bias else "no"]
-        cells += [f"{ours['forward_ms']:.2f}, {ours['both_ms']:.2f}", f"{alone[case]:.2f}"]
+        cells += [f"{ours['forward_ms']:.2f}, {ours['both_ms']:.2f}"]
+        cells += [f"{alone[case]:.2f}" if case in alone else ""]
         for name in OTHERS:
             ratios = (
                 f"{found[name][key] / ours[key]:.1f}" if name in found else ""
@@ -56,22 +59,25 @@ def attention_table(folder: Path) -> list[str]:
 
 
 def model_table(folder: Path) -> list[str]:
-    """Return lines of Markdown: images per second of the models of the first run, and memory."""
-    rows = [row for row in read_rows(folder, "model") if row["run"] == 1 and row["batch"] > 1]
-    speeds = {(row["model"], row["backend"], row["mode"], row["training"]): row for row in rows}
+    """Return lines of Markdown: images per second of the models, in each run, and memory."""
+    rows = [row for row in read_rows(folder, "model") if row["batch"] > 1]
+    speeds: dict[tuple, list[dict]] = {}
+    for row in rows:
+        key = row["model"], row["backend"], row["mode"], row["training"]
+        speeds.setdefault(key, []).append(row)
     lines = [
         "| model | training, eager | compiled | evaluation, eager | compiled | GiB of training |",
         "|---|---|---|---|---|---|",
     ]
     for name, backend in dict.fromkeys((row["model"], row["backend"]) for row in rows):
         found = [
-            speeds.get((name, backend, mode, training))
+            speeds.get((name, backend, mode, training), [])
             for training in (True, False)
             for mode in MODES
         ]
-        cells = ["" if row is None else f"{row['images_s']:.0f}" for row in found]
+        cells = [", ".join(f"{row['images_s']:.0f}" for row in runs) for runs in found]
         label = name.removeprefix("timm/") + (", 2021 chunks" if "chunk" in backend else "")
-        memory = f"{speeds[name, backend, 'eager', True]['peak_mib'] / 1024:.1f}"
+        memory = ", ".join(f"{row['peak_mib'] / 1024:.1f}" for row in found[0][:1])
         lines.append(f"| {' | '.join([label, *cells, memory])} |")
     return lines
 

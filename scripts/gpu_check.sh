@@ -44,7 +44,8 @@ python=.venv/bin/python
 export TMPDIR=$work/tmp
 export PYTHONPATH=$work/site:$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 VIL_CACHE=$work/vil TRITON_CACHE_DIR=$work/triton
 export TORCHINDUCTOR_CACHE_DIR=$work/inductor CUDA_MODULE_LOADING=LAZY TORCHINDUCTOR_COMPILE_THREADS=4 OMP_NUM_THREADS=$threads
-trap 'rm -rf "$work"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
 
 say() { echo "## $*" | tee -a "$out/log.txt"; }
 
@@ -55,13 +56,14 @@ step() { # step NAME LIMIT COMMAND...: run under a time limit, inside the budget
     [ $((budget - SECONDS)) -lt "$limit" ] && limit=$((budget - SECONDS))
     [ "$limit" -lt 5 ] && say "$name: no time left" && return
     say "$name: at most $limit s"
-    # as by Ctrl-C, at which pytest tells what failed so far
+    # SIGINT: pytest then reports what has failed so far
     timeout -s INT -k 8 "$limit" "$@" >"$keep/$name.txt" 2>&1
     code=$?
     cp "$keep/rows.jsonl" "$out/rows.jsonl" 2>/dev/null
     tail -n 40 "$keep/$name.txt" | sed "s/^/$name| /" >>"$out/log.txt"
     say "$name: exit code $code after $((SECONDS - start)) s"
-    tar czf "$work/$name.tgz" -C "$work" keep && mv "$work/$name.tgz" "$out/results.tgz"
+    tar czf "$work/$name.tgz" -C "$work" keep 2>/dev/null # 1: another step wrote to a file
+    [ $? -le 1 ] && mv "$work/$name.tgz" "$out/results.tgz"
 }
 
 together() { # together STEP...: of which none is timed

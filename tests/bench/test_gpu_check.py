@@ -84,6 +84,7 @@ def test_trainings_are_measured_with_the_required_packages(tmp_path):
     assert not [row for row in rows if "error" in row]
     found = {row["what"]: row for row in rows}
     assert found["syncs"]["count"] == 0
+    assert found["syncs"]["stopped"]
     assert found["resume"]["equal_bits"]
     assert found["recipe"]["best"] > 10
     assert found["train-eager"]["img/s"] > 0

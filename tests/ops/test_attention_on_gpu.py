@@ -1,13 +1,14 @@
 """Every backend on a GPU equals the reference; see also test_triton.py."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from tests.common.attention_cases import PAIRWISE, name_of
 from tests.common.layout_cases import ALL_LAYOUTS
-from vil.ops import BACKENDS, Case, Window, choose
+from vil.ops import BACKENDS, Case, LocalBias, Window, choose
 from vil.ops.testing import errors, make_inputs, run
 from vil.ops.tuning import tuner
 from vil.utils.timing import peak_tensor_bytes
@@ -64,6 +65,22 @@ def test_memory_besides_inputs_outputs_and_gradients():
     made = sum(x.nbytes for x in (*few, inputs.q, *few))  # run's copies, the output, gradients
     all_of_it = sum(x.nbytes for x in (*few, inputs.q, *few))
     assert peak - made <= 0.2 * all_of_it
+
+
+def test_a_cuda_graph_repeats_a_call():
+    inputs, attend = make_inputs(LARGE), BACKENDS["triton"].attend
+    graph, results = torch.cuda.CUDAGraph(), []
+    run(attend, LARGE, inputs)  # compiled
+    with torch.no_grad():
+        bias = LocalBias(inputs.table, inputs.to_global)
+        call = partial(attend, window=LARGE.window, num_global=LARGE.num_global, bias=bias)
+        expected = call(inputs.q, inputs.k, inputs.v)
+        with torch.cuda.graph(graph):
+            results.append(call(inputs.q, inputs.k, inputs.v))
+        inputs.q.neg_()
+        graph.replay()
+        assert not torch.equal(results[0], expected)
+        assert torch.equal(results[0], call(inputs.q, inputs.k, inputs.v))
 
 
 def test_the_tuner_selects_triton():

@@ -386,6 +386,7 @@ def test_choice_and_reasons():
         ({"q": torch.zeros(1, 2, 11, 4)}, "q has 11 tokens, but the window's grid"),
         ({"k": torch.zeros(1, 2, 12, 4)}, r"k and v must have shape \(1, 2, 13, 4\)"),
         ({"v": torch.zeros(1, 2, 13, 4, dtype=torch.float64)}, "one floating-point dtype"),
+        ({"v": torch.zeros(1, 2, 13, 4, device="meta")}, "v is on meta, but q is on cpu"),
         ({"bias": LocalBias(torch.zeros(2, 48))}, r"bias.table must have shape \(2, 49\)"),
         ({"bias": LocalBias(None, torch.zeros(2, 2))}, r"bias.to_global must have shape \(2, 1\)"),
         ({"valid_hw": torch.ones(2, 2)}, r"valid_hw must have shape \(batch, 2\)"),

@@ -22,6 +22,7 @@ from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.ops import Case, LocalBias, Window, patterns
 from vil.ops.backends.triton import fused, gradients
+from vil.ops.backends.triton.plan import make_plan
 from vil.ops.call import Call
 from vil.ops.layout import Layout
 from vil.ops.testing import errors, make_inputs
@@ -299,10 +300,10 @@ def compile_both(case: Case) -> dict[str, tuple[int, int]]:
 def check_compiled(case: Case, found: dict[str, tuple[int, int]]) -> None:
     wanted = {"forward_kernel", "query_kernel", "key_kernel"}
     wanted |= {"global_kernel"} if case.num_global else set()
-    wanted |= {"expand_kernel", "tile_kernel", "bias_kernel"} if case.table_bias else set()
-    assert found.keys() - ({"expand_kernel"} if case.is_layout else set()) == wanted - (
-        {"expand_kernel"} if case.is_layout else set()
-    )
+    wanted |= {"tile_kernel", "bias_kernel"} if case.table_bias else set()
+    masked = make_plan(case.window, case.num_global, case.table_bias).has_mask
+    wanted |= {"expand_kernel"} if case.table_bias or masked else set()
+    assert found.keys() == wanted
     for name, (size, shared) in found.items():
         assert size > 0, name
         assert shared <= SHARED_BYTES, f"{name} takes {shared} bytes of shared memory"

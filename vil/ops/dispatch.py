@@ -6,6 +6,8 @@ backend of each case in CHOICES.
 
 from collections.abc import Iterator
 
+import torch
+
 from vil.ops.attention_case import Case
 from vil.ops.backends import BACKENDS
 from vil.ops.layout import Layout
@@ -16,13 +18,14 @@ from vil.utils.transforms import is_exporting
 for _name in (*BACKENDS, *BACKENDS.pairs):
     BACKENDS[_name].resolve()
 
+_FUSED = () if torch.version.hip else ("triton",)  # not tested on AMD GPUs
 # {device: backends in order of preference} for a case that is not tuned: the first backend that
 # supports the case and can be prepared is selected. Devices that are not listed use those of cpu.
 # `flex`, which compiles each shape at its first call, and backends that a user registered are
 # selected only if tuned or pinned.
 PREFERENCE = {
     "cpu": ("native", "blocked", "chunk_handgrad", "gathered", "chunk_autograd"),
-    "cuda": ("triton", "chunk_handgrad", "gathered", "chunk_autograd"),
+    "cuda": (*_FUSED, "chunk_handgrad", "gathered", "chunk_autograd"),
 }
 # Backends for export, because an exported file must not need the operators of this package.
 EXPORTABLE = ("gathered", "chunk_autograd")
@@ -44,7 +47,7 @@ def preferred(case: Case) -> Iterator[str]:
     if is_exporting():
         yield from ("masked",) if case.is_layout else EXPORTABLE
     elif not case.is_layout and (case.device != "cpu" or case.symbolic):
-        yield from ("masked",) if is_plain(case) else ()
+        yield from ("masked",) if case.device == "cuda" and is_plain(case) else ()
         yield from names
     elif case.symbolic:
         yield "masked"
@@ -58,7 +61,7 @@ def preferred(case: Case) -> Iterator[str]:
 
 def is_plain(case: Case) -> bool:
     """Return whether torch's fused attention, without a mask, computes a case."""
-    changed = case.table_bias or case.global_bias or case.valid or case.dropout
+    changed = case.table_bias or case.global_bias or case.valid or case.dropout or case.symbolic
     window = case.window
     return not changed and isinstance(window, Window) and window.attends_all
 

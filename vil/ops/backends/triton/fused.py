@@ -8,7 +8,7 @@ Memory, besides the output and the gradients:
 
 - biases and masks as tiles, T * R * C values of q's size (see plan.py) for each head with biases of
   its own. For a window in 16 bits, that is at most 2 MiB up to w = 8 and about 18 * w**4 bytes
-  above.
+  above. While the backward pass computes dk and dv, there are those of two plans.
 - the log-sum-exp, and delta, the sum of out * dout over the channels: 8 bytes per query and head.
 - partial sums of the gradient of the biases: 4 * R * C bytes per head. More are used only if all of
   them together take at most 1/SUMS_SHARE of the bytes of q, k, v, out and their gradients.
@@ -70,26 +70,27 @@ def missing(device: str) -> list[str]:
         return []
     if device != "cuda":
         return [f"it needs a CUDA device, not {device}"]
-    return _too_old(torch.cuda.current_device()) if _has_gpu() else []
+    if torch.cuda.is_initialized():
+        capability = _capability(torch.cuda.current_device())
+    elif torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+    else:
+        return []
+    if capability < MIN_CAPABILITY:
+        return ["it needs a GPU of compute capability {}.{} or newer".format(*MIN_CAPABILITY)]
+    return []
 
 
-# the answers are kept, because each call of attention asks
+# both results are cached, because each call of attention needs them
 @lru_cache(maxsize=1)
 def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-@lru_cache(maxsize=1)
-def _has_gpu() -> bool:
-    return torch.cuda.is_available()
-
-
 @lru_cache
-def _too_old(gpu: int) -> list[str]:
-    """Return a reason if a GPU lacks instructions of the kernels. gpu: its index."""
-    if torch.cuda.get_device_capability(gpu) >= MIN_CAPABILITY:
-        return []
-    return ["it needs a GPU of compute capability {}.{} or newer".format(*MIN_CAPABILITY)]
+def _capability(gpu: int) -> tuple[int, int]:
+    """Return the compute capability of a GPU. gpu: its index."""
+    return torch.cuda.get_device_capability(gpu)
 
 
 def _too_many_tiles(case: Case) -> list[str]:

@@ -52,7 +52,7 @@ class Launcher:
         self.images, self.heads, self.length, self.channels = call.q.shape
         self.dtype = torch.float16 if call.q.itemsize == 2 else torch.float32  # of biases
         self.has_bias, self.valid = any(bias is not None for bias in call.bias), None
-        self.tiles: dict[int, tuple[Tensor, Tensor]] = {}  # {id(index): (index, its tiles)}
+        self.tile: Tensor | None = None  # result of `expand` for the plan that is not transposed
         if call.valid_hw is not None:
             real = real_cells(call.valid_hw.to(call.q.device), call.window.grid).flatten(1)
             mask = torch.where(real, 0.0, -math.inf)
@@ -74,16 +74,20 @@ class Launcher:
         lists = lists._replace(row_base=lists.row_base.long(), pair_base=lists.pair_base.long())
         return plan._replace(lists=lists, items=items)
 
-    def masks(self, plan: Plan) -> tuple[Tensor | None, Tensor | None, int]:
-        """Return the arguments TILE, EXISTS and tile_head of a kernel."""
+    def masks(
+        self, plan: Plan, transposed: bool = False
+    ) -> tuple[Tensor | None, Tensor | None, int]:
+        """Return the arguments TILE, EXISTS and tile_head of a kernel. transposed: of the plan."""
         has_tile = self.has_bias or plan.has_mask
         exists = plan.exists if plan.shares_tile or not has_tile else None
         if not has_tile:
             return None, exists, 0
         index = plan.bias_index
-        if id(index) not in self.tiles:
-            self.tiles[id(index)] = index, self.expand(index)
-        return self.tiles[id(index)][1], exists, index.numel() if self.has_bias else 0
+        if transposed:
+            tile = self.expand(index)
+        else:  # two kernels of the backward pass read it
+            tile = self.tile = self.expand(index) if self.tile is None else self.tile
+        return tile, exists, index.numel() if self.has_bias else 0
 
     def expand(self, index: Tensor) -> Tensor:
         """Return the tiles (N or 1, T * R * C) of biases and masks. index: `Plan.bias_index`."""
@@ -111,7 +115,7 @@ class Launcher:
         """
         transposed = name == "key"
         plan, call = self.plan(tensors, transposed), self.call
-        tile, exists, tile_head = self.masks(plan)
+        tile, exists, tile_head = self.masks(plan, transposed)
         _, rows, columns = plan.bias_index.shape
         options = self.options(name, rows, columns)
         blocks = plan.groups * rows // options["K" if transposed else "Q"]
@@ -148,12 +152,6 @@ def current_target() -> str:
     """
     if interpreted():
         return "sm_80"
-    return _target_of(torch.cuda.current_device() if torch.cuda.is_available() else 0)
-
-
-@lru_cache
-def _target_of(gpu: int) -> str:
-    """Return the architecture of the current GPU. gpu: its index."""
     from triton.runtime import driver
 
     target: Any = driver.active.get_current_target()

@@ -1,8 +1,8 @@
 """Block sizes, warps, pipeline stages and registers of the kernels, for each GPU architecture.
 
-Those of sm_90 for up to 64 channels are the fastest that `benchmarks/gpu.py sweep` found on an
-H200, with biases. The others are chosen from the table that `benchmarks/kernels.py` prints, not
-from timings. The criteria, in order of priority:
+Those of sm_90 for up to 64 channels, except of the global kernel, are at most 1 % slower than the
+fastest that `benchmarks/gpu.py sweep` found on an H200, with biases. The others are chosen from the
+table that `benchmarks/kernels.py` prints, not from timings. The criteria, in order of priority:
 1. The registers of windows do not spill, and two or more thread blocks fit on a multiprocessor.
 2. On Hopper, matmuls have 64 rows, which the fastest instruction needs.
 3. The inner loop has the fewest instructions per score. So blocks are large.
