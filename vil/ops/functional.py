@@ -127,7 +127,8 @@ def _check(call: Call) -> None:
             f"k and v must have shape {keys} for {num_global} global tokens, "
             f"got {tuple(k.shape)} and {tuple(v.shape)}"
         )
-    for name, x in (("k", k), ("v", v), ("bias.table", bias.table), ("bias.to_global", bias[1])):
+    others = {"k": k, "v": v, "bias.table": bias.table, "bias.to_global": bias.to_global}
+    for name, x in others.items():
         if x is not None and x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, but q is on {q.device}")
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():

@@ -77,7 +77,10 @@ class Launcher:
     def masks(
         self, plan: Plan, transposed: bool = False
     ) -> tuple[Tensor | None, Tensor | None, int]:
-        """Return the arguments TILE, EXISTS and tile_head of a kernel. transposed: of the plan."""
+        """Return the arguments TILE, EXISTS and tile_head of a kernel.
+
+        transposed: whether the plan is transposed.
+        """
         has_tile = self.has_bias or plan.has_mask
         exists = plan.exists if plan.shares_tile or not has_tile else None
         if not has_tile:
