@@ -57,14 +57,14 @@ def test_compiled_backends_equal_the_reference_on_a_gpu(name, case):
 
 
 def test_memory_besides_inputs_outputs_and_gradients():
-    """See fused.py: tiles of both plans, statistics of the queries, partial sums."""
+    """See fused.py: tiles of biases, statistics of the queries, partial sums."""
     inputs = make_inputs(LARGE)
     few = [inputs.q, inputs.k, inputs.v]
     run(BACKENDS["triton"].attend, LARGE, inputs)  # compiled
     peak = peak_tensor_bytes(lambda: run(BACKENDS["triton"].attend, LARGE, inputs), CUDA)
     made = sum(x.nbytes for x in (*few, inputs.q, *few))  # run's copies, the output, gradients
     all_of_it = sum(x.nbytes for x in (*few, inputs.q, *few))
-    assert peak - made <= 0.2 * all_of_it
+    assert peak - made <= 0.15 * all_of_it
 
 
 def test_a_cuda_graph_repeats_a_call():
