@@ -34,8 +34,9 @@ collect_ignore_glob = [] if "detection" in TASKS else ["tasks/detection/*", "*/t
 
 
 @pytest.fixture(autouse=True)
-def no_choices():
-    """Backends that a test selects do not change the next one."""
+def same_start():
+    """Random numbers are those of every run, and a test selects no backends for the next one."""
+    torch.manual_seed(0)
     CHOICES.clear()
     yield
     CHOICES.clear()

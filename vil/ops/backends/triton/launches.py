@@ -1,8 +1,10 @@
 """Block sizes, warps, pipeline stages and registers of the kernels, for each GPU architecture.
 
 Those of sm_90 for up to 64 channels, except of the global kernel, are at most 1 % slower than the
-fastest that `benchmarks/gpu.py sweep` found on an H200, with biases. The others are chosen from the
-table that `benchmarks/kernels.py` prints, not from timings. The criteria, in order of priority:
+fastest that `benchmarks/gpu.py sweep` found on an H200, with biases: with fewer registers, more
+thread blocks fit on a multiprocessor, which is worth a few spilled registers. The others are chosen
+from the table that `benchmarks/kernels.py` prints, not from timings. The criteria, in order of
+priority:
 1. The registers of windows do not spill, and two or more thread blocks fit on a multiprocessor.
 2. On Hopper, matmuls have 64 rows, which the fastest instruction needs.
 3. The inner loop has the fewest instructions per score. So blocks are large.
@@ -34,8 +36,8 @@ class Launch(NamedTuple):
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
 
-three = partial(Launch, registers=168)  # three thread blocks fit on a multiprocessor
-four = partial(Launch, registers=128)
+three = partial(Launch, registers=168)  # three thread blocks of 4 warps fit on a multiprocessor
+four = partial(Launch, registers=128)  # four, or two of 8 warps
 single = partial(Launch, stages=1)  # no asynchronous copies, which take shared memory
 
 LAUNCHES = {  # {kind of GPU: {kernel: a launch per entry of HEAD_DIMS}}, for 16-bit dtypes
@@ -50,7 +52,7 @@ LAUNCHES = {  # {kind of GPU: {kernel: a launch per entry of HEAD_DIMS}}, for 16
         "forward": (Launch(64, 64), four(64, 64), Launch(64, 64)),
         "query": (Launch(64, 64), four(64, 64), Launch(64, 64)),
         "key": (Launch(64, 64), three(64, 64, stages=3), Launch(32, 64)),
-        "tile": (four(64, 64, stages=3), Launch(64, 64, warps=8), Launch(64, 32)),
+        "tile": (four(64, 64, stages=3), four(64, 64, warps=8), Launch(64, 32)),
         "global": (Launch(64, 16), Launch(64, 16), Launch(32, 16)),
     },
     "sm_100": {
