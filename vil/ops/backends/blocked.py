@@ -26,10 +26,11 @@ from vil.ops.call import Call, Gradients
 from vil.ops.window import real_cells
 from vil.utils.transforms import is_exporting
 
-# the largest scores of a batch, and the largest q of a part: on CPUs for the cache, and so that
-# memory is reused and not returned to the system. On GPUs more, for fewer operations.
-SCORE_BYTES = {"cpu": 1 << 21, "cuda": 1 << 28}
-PART_BYTES = {"cpu": 1 << 22, "cuda": 1 << 26}
+# the largest scores of a batch, and the largest q of a part: on CPUs for the cache, and for few
+# operations, because each waits for its slowest thread if another process takes a core. On GPUs
+# more.
+SCORE_BYTES = {"cpu": 12 << 20, "cuda": 1 << 28}
+PART_BYTES = {"cpu": 12 << 20, "cuda": 1 << 26}
 BIAS_BYTES = 1 << 24  # bias of all displacements between chunks, for the heads of a part
 softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout out)) out
 
