@@ -20,8 +20,8 @@ FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 EXPERIMENTS = [path for path in FILES if not {"_base_", "_presets_"} & {*path.parts}]
 DETECTORS = [p for p in EXPERIMENTS if re.search("rcnn|retinanet", p.stem)]
 SEGMENTERS = [path for path in EXPERIMENTS if "segmentation" in str(path.relative_to(ROOT))]
-STUDENTS = [path for path in EXPERIMENTS if path.stem.startswith("distill_")]
-OTHERS = (*DETECTORS, *SEGMENTERS, *STUDENTS)
+PRETRAINED = [path for path in EXPERIMENTS if path.stem.startswith(("distill_", "simmim_"))]
+OTHERS = (*DETECTORS, *SEGMENTERS, *PRETRAINED)
 CLASSIFIERS = [path for path in EXPERIMENTS if path not in OTHERS]
 FINETUNED = [path for path in EXPERIMENTS if "_384" in path.stem]
 ATTENTIONS = [path for path in EXPERIMENTS if path.parent.name == "attention"]
@@ -72,7 +72,7 @@ def test_its_head_is_true(path):
 
 
 @pytest.mark.parametrize(
-    "path", [*SEGMENTERS, *STUDENTS], ids=lambda path: str(path.relative_to(ROOT))
+    "path", [*SEGMENTERS, *PRETRAINED], ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_the_head_of_another_model_is_true(path):
     head = head_of(path)

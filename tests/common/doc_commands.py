@@ -70,6 +70,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/dinov2": NO_DOWNLOAD,
     "train --config-file own/vil_nano_96.yaml --data photos --output_dir runs/small": DIGITS,
     "embed --probe --run runs/distilled": ("DATA.NUM_CLASSES=auto",),  # of a classifier here
+    "embed --probe --run runs/masked": ("DATA.NUM_CLASSES=auto",),  # here too
     "embed --probe --data photos": ("INPUT.IMAGE_SIZE=56", "DEVICE=cpu"),
     "train --config-file own/faster_rcnn": DETECTOR,
     "train --config-file own/segmentation": MASKS,
@@ -173,6 +174,7 @@ def write_files(place: Path) -> None:
         "weighted",
         "sampled",
         "distilled",
+        "masked",
     ):
         copy_run("classifier", place / "runs" / name)
     copy_run("detector", place / "runs/scenes")

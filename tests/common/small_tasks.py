@@ -31,6 +31,7 @@ SMALL_TASKS = {
         "DATA.TRAIN=[fake_masks]", "DATA.TEST=[fake_masks]",
         "DATA.KWARGS={n: 32, size: 40, num_classes: 3}",
     ),
+    "simmim": (*SMALL, *FAKE, "TASK=simmim"),
 }  # fmt: skip
 IMAGE_TASKS = ("classification", "multilabel", "regression")  # one target per image
 OTHERS = [name for name in TASKS if name != "classification"]

@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from vil.models.head_names import TimmModel, find_heads
+from vil.utils.errors import ConfigError
 
 
 def pooled_features(model: nn.Module, images: Tensor) -> Tensor:
@@ -53,6 +54,16 @@ def pooled_and_map(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     features, (last,) = model.forward_intermediates(images, indices=1, norm=True)
     pooled = model.forward_head(features, pre_logits=True)
     return pooled, last
+
+
+def check_features(network: nn.Module, subject: str) -> None:
+    """Raise ConfigError if a network has no map of features, see `pooled_and_map`. subject: the
+    network, at the start of the message."""
+    if not (hasattr(network, "forward_intermediates") and hasattr(network, "forward_head")):
+        raise ConfigError(
+            f"{subject} has no grid of features: use a model of timm with the method "
+            "forward_intermediates, such as timm/vit_small_patch16_224, or a model of vil"
+        )
 
 
 def last_channels(model: Any) -> int:

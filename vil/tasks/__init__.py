@@ -19,7 +19,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.tasks import detection, distillation, image, segmentation
+from vil.tasks import detection, distillation, image, segmentation, simmim
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.registry import Entry, Key, Registry, Section
 
@@ -34,6 +34,7 @@ TASKS.add("distillation", **distillation.ENTRY)
 TASKS.add("multilabel", **image.ENTRIES["multilabel"])
 TASKS.add("regression", **image.ENTRIES["regression"])
 TASKS.add("segmentation", **segmentation.ENTRY)
+TASKS.add("simmim", **simmim.ENTRY)
 
 
 def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> None:

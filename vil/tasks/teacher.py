@@ -44,9 +44,10 @@ def build_image_network(
     return network
 
 
+WITHOUT_HEAD = ("distillation", "simmim")  # the tasks of pretraining
 # {TASK of a run: how to build its network} for teachers of image tasks and of distillation
 IMAGE_NETWORKS = dict.fromkeys(
-    ("classification", "multilabel", "regression", "distillation"), build_image_network
+    ("classification", "multilabel", "regression", *WITHOUT_HEAD), build_image_network
 )
 
 
@@ -161,7 +162,7 @@ def _run_source(
             f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} is a run of TASK {saved.TASK}: use one of "
             f"{', '.join(networks)}"
         )
-    count = 0 if saved.TASK == "distillation" else saved.DATA.NUM_CLASSES
+    count = 0 if saved.TASK in WITHOUT_HEAD else saved.DATA.NUM_CLASSES
     names = read_class_names(run / "classes.txt") if count else []
 
     @as_config_error

@@ -1,37 +1,22 @@
 """Build the distillation task from a config: teacher, student, datasets."""
 
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from vil.data.dataset import ImageDataset
-from vil.data.datasets.composed import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.engine.distributed import DistInfo
-from vil.integrations.build import build_network
-from vil.integrations.external_models import PREFIX
-from vil.models.features import last_stride
-from vil.pretrained.load_weights import Report
-from vil.streaming import StreamResult
-from vil.tasks.base import AttentionInput, ImageMeta, trains_batch_norm
-from vil.tasks.cost import CostRow, model_cost
-from vil.tasks.distillation.model import Student, load_student
+from vil.tasks.distillation.model import Student
 from vil.tasks.distillation.target import Features
-from vil.tasks.distillation.teacher import TRAIN, check_features
-from vil.tasks.image.build import ConfiguredTask
-from vil.tasks.image.task import ImageTask
-from vil.tasks.streamed_model import StreamedModel
+from vil.tasks.distillation.teacher import TRAIN
+from vil.tasks.pretraining.task import Pretraining
 from vil.tasks.teacher import build_teacher
-from vil.utils.errors import ConfigError, as_config_error
+from vil.utils.errors import as_config_error
 
 
-class Distillation(ConfiguredTask):
-    """Learns the features of a teacher from images. Classes of the images are ignored."""
+class Distillation(Pretraining):
+    """Learns the features of a teacher from images."""
 
     kind = Features
     target: Features
@@ -39,59 +24,25 @@ class Distillation(ConfiguredTask):
         "LOSS", "DATA.TARGETMAP", "DISTILL.SHARE", "DISTILL.TEMPERATURE", "FINETUNE.HEAD",
     )  # fmt: skip
     has_teacher = True
-    output_formats = Features.formats
     learned_keys = ("DISTILL.SIZES",)
-    accepts_any_classes = True
-
-    @classmethod
-    def supports(cls, ability: str) -> bool:
-        # an exported file has the network's features, and evaluation needs the predicted teacher's
-        return ability != "load_exported" and super().supports(ability)
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
-        if cfg.MODEL.ARCH != "msvit" and not cfg.MODEL.ARCH.startswith(PREFIX):
-            raise ConfigError(
-                f"MODEL.ARCH {cfg.MODEL.ARCH} has no grid of features: use msvit, or a model of "
-                "timm (timm/NAME)"
-            )
         super().__init__(cfg, device, teacher=build_teacher(cfg, device))
-        self.teacher = self.target.teacher
-        self.sizes, self.rule = tuple(cfg.DISTILL.SIZES), cfg.FINETUNE.RESIZE
-        self.build_network = partial(build_network, cfg, 0)
+        self.teacher, self.sizes = self.target.teacher, tuple(cfg.DISTILL.SIZES)
 
     def build_distillation(self, cfg: CfgNode, device: torch.device) -> None:
         return None  # of outputs
-
-    # ---- network
 
     @as_config_error
     def build_model(self, *, load_pretrained: bool = False) -> Student:
         # before the body, which sets the seed of its and of the projectors' random weights
         sizes, side = self.sizes or self.teacher.sizes, self.settings.image_size
-        body = self.build_network(load_pretrained=load_pretrained)
-        check_features(body, "the network of MODEL.ARCH")
-        stride = last_stride(body)
-        if side % stride:
-            near = max(side // stride, 1) * stride
-            raise ConfigError(
-                f"INPUT.IMAGE_SIZE {side} is not a multiple of the network's stride, {stride}: use "
-                f"{near} or {near + stride}"
-            )
+        body, stride = self.build_body(load_pretrained=load_pretrained)
         self.target.grid = (side // stride,) * 2
         self.teacher.fit_grid(self.target.grid, side)
         self.sizes = self.teacher.required_sizes = sizes
-        self.has_batch_norm, self.is_built = trains_batch_norm(body), True
         return Student(body, *sizes)
-
-    @as_config_error
-    def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
-        return load_student(model, path, self.rule, strict=strict)
-
-    def cost(self, model: Student, size: tuple[int, int]) -> list[CostRow]:
-        return model_cost(model.body, size)
-
-    # ---- data
 
     @as_config_error
     def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
@@ -106,52 +57,3 @@ class Distillation(ConfiguredTask):
         loaders = super().test_loaders(dist, **options)
         self.teacher.open({name: loader.dataset for name, loader in loaders.items()})
         return loaders
-
-    def open_train_set(self) -> ImageDataset:
-        transform = self.build_train_transform()
-        names = self.settings.train
-        sets = [self._open_part(name, "train", transform) for name in names]
-        return sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
-
-    def open_test_set(self, name: str, split: str = "val") -> ImageDataset:
-        return self._open_part(name, split, self.transform)
-
-    def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
-        super()._check(dataset, name, match=False)
-
-    def format_target(self, target: Tensor) -> str:
-        return ""
-
-    def describe_target(self, dataset: ImageDataset, index: int) -> None:
-        return None
-
-    # ---- inference
-
-    def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the pooled features (B, D) of the network for images (B, c, H, W)."""
-        return self.compute_features(model, images)
-
-    def attention_input(self, model: nn.Module, image: Any) -> AttentionInput:
-        return super().attention_input(model, image)._replace(network=model.attention_body)
-
-    def for_ensemble(self, tasks: Sequence[ImageTask]) -> ImageTask:
-        raise ConfigError(
-            "the features of several networks have different meanings and cannot be averaged: name "
-            "one run"
-        )
-
-    def stream_model(self, model: nn.Module) -> StreamedModel:
-        return StreamedFeatures(self, model)
-
-
-class StreamedFeatures(StreamedModel):
-    """Streams the pooled features of the body of a student."""
-
-    outputs = ("pooled",)
-
-    def __init__(self, task: Distillation, model: nn.Module) -> None:
-        super().__init__(task, model.body if isinstance(model, Student) else model)
-
-    def predict(self, result: StreamResult, meta: ImageMeta, *unused: Any) -> Any | None:
-        features = result.pooled[None].float().cpu()
-        return self.task.postprocess(features, [meta])[0] if features.isfinite().all() else None

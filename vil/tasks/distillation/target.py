@@ -3,36 +3,24 @@
 Shapes: B images of a batch, N images of a test set, D features; X Y rows and columns of the grid.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vil.data.batch import Batch
 from vil.engine.loop import Loss
 from vil.tasks.base import TaskReport
 from vil.tasks.distillation import METRICS
-from vil.tasks.distillation.model import Student
 from vil.tasks.distillation.teacher import TRAIN, Teacher
-from vil.tasks.image.predictions import Prediction, as_json
 from vil.tasks.image.report import ReportTable, render_report
-from vil.tasks.image.target import BatchColumns, Target, TestSet, mean_loss
+from vil.tasks.image.target import BatchColumns, TestSet, mean_loss
+from vil.tasks.pretraining.target import FeatureTarget
 
 COSINE, SMOOTH_L1 = 0.9, 0.1  # weights of the terms of dense features
 Predicted = tuple[Tensor, Tensor]  # summaries (B, D) and dense features (B, X*Y, D)
-
-
-@dataclass(frozen=True)
-class FeaturePrediction(Prediction):
-    """The pooled features of one image, those of `vil embed`."""
-
-    features: Sequence[float] = ()  # none if the image could not be read
-
-    def record(self, names: Sequence[str]) -> dict[str, Any]:
-        return {"features": list(self.features)}
 
 
 class Similarity(NamedTuple):
@@ -46,8 +34,8 @@ class Similarity(NamedTuple):
     loss: np.ndarray
 
 
-class Features(Target):
-    """The features of a teacher. Targets of the dataset are ignored.
+class Features(FeatureTarget):
+    """The features of a teacher.
 
     The loss is 1 - cosine similarity of the summaries, such as class tokens, plus 0.9 * (1 - cosine
     similarity) + 0.1 * smooth L1 of the dense features, averaged over the grid.
@@ -56,11 +44,7 @@ class Features(Target):
     grid: rows and columns of the student's grid; set when the network is built.
     """
 
-    target_type = ""  # any
     metrics = METRICS
-    formats = {"json": as_json}
-    prediction = FeaturePrediction
-    output_name, activation = "features", "none"
 
     def __init__(self, num_outputs: int, *, teacher: Teacher, **common: Any):
         super().__init__(**common)
@@ -132,16 +116,3 @@ class Features(Target):
         table = ReportTable(f"Similarity on {test_set.name}", ("features", "percent"), rows)
         images = ("Images with the least similar features", results.indices, order, describe)
         return TaskReport(cards, [render_report(test_set.dataset, table, images, [])])
-
-    def predict(
-        self, values: Tensor, files: Sequence[str], label: Callable[[int], str]
-    ) -> list[FeaturePrediction]:
-        rows = zip(files, values.tolist())
-        return [FeaturePrediction(file, features=features) for file, features in rows]
-
-    def describe(self, prediction: FeaturePrediction, label: Callable[[int], str]) -> list[str]:
-        return []
-
-    def for_export(self, model: nn.Module) -> nn.Module:
-        """Return the body, which maps images to their pooled features."""
-        return model.body if isinstance(model, Student) else model

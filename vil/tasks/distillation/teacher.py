@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vil.data.batch import Batch
 from vil.data.dataset import LoadableDataset, fingerprint, image_digests
-from vil.models.features import last_channels, last_stride, pooled_and_map
+from vil.models.features import check_features, last_channels, last_stride, pooled_and_map
 from vil.tasks.distillation.cache import OutputCache
 from vil.utils.errors import ConfigError
 from vil.utils.memory import copy_to_device
@@ -241,13 +241,3 @@ class Teacher:
         where = name or "the training set"
         log.info("outputs of the teacher for %s in %s: %d of %d", where, self.cache, count, number)
         return cache
-
-
-def check_features(network: nn.Module, subject: str) -> None:
-    """Raise ConfigError if a network has no features to distill. subject: the network, at the start
-    of the message."""
-    if not (hasattr(network, "forward_intermediates") and hasattr(network, "forward_head")):
-        raise ConfigError(
-            f"{subject} has no grid of features: use a model of timm with the method "
-            "forward_intermediates, such as timm/vit_small_patch16_224, or a model of vil"
-        )

@@ -104,6 +104,10 @@ class Target:
         """Apply augmentations to a training batch that is on the device."""
         return batch
 
+    def prepare_test(self, batch: Batch) -> Batch:
+        """Change a batch of a test set that is on the device, before the network sees it."""
+        return batch
+
     def loss(self, outputs: Tensor, batch: Batch, image_weights: Tensor | None) -> Loss:
         """Compute the training loss of the network's outputs (B, K), and metrics for the log.
 

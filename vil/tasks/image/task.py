@@ -171,7 +171,7 @@ class ImageTask(Task):
     ) -> BatchColumns | None:
         rows = []
         for batch in iter_in_step(self.test_sets[name], between):
-            batch = batch.to(self.device, self.memory_format)
+            batch = self.target.prepare_test(batch.to(self.device, self.memory_format))
             with autocast(self.device, self.amp_dtype):
                 rows.append(evaluate_batch(name, model(batch.images), batch))
         if not all_reduce_max(len(rows)):
