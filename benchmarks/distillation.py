@@ -1,4 +1,4 @@
-"""Train ViL-Nano without labels, from DINOv2 or on masked images, and compare with none of both.
+"""Train ViL-Nano without labels, from DINOv2 or on masked images, and compare with neither.
 
   python benchmarks/distillation.py              about 75 minutes on two cores
   python benchmarks/distillation.py --seeds 1 --minutes 1 0.5    a short trial

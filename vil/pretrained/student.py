@@ -1,20 +1,19 @@
-"""Find the weights of the network in those of a distilled network, which has projectors too."""
+"""Find the weights of the network in those of a pretraining task, which has other layers too."""
 
 from collections.abc import Mapping
 
 from torch import Tensor
 
 BODY = "body."  # prefix of the names of the network's parameters
-PROJECTORS = ("summary.", "dense.")  # prefixes of the others
+LAYERS = ("summary.", "dense.")  # prefixes of the others
 
 
 def extract_student(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Split the state dict of a distilled network (TASK distillation) into (state dict of the
-    network, names of all other keys). Any other state dict is returned unchanged, with an empty
-    list."""
-    known = (BODY, *PROJECTORS)
+    """Split the state dict of TASK distillation or simmim into (state dict of the network, names of
+    all other keys). Any other state dict is returned unchanged, with an empty list."""
+    known = (BODY, *LAYERS)
     is_student = all(key.startswith(known) for key in state) and any(
-        key.startswith(PROJECTORS) for key in state
+        key.startswith(LAYERS) for key in state
     )
     if not is_student:
         return dict(state), []

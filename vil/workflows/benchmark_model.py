@@ -202,10 +202,11 @@ class Contender:
         self.optimizer.zero_grad()
         with self.autocast():
             outputs = self.network(self.images)
-            if isinstance(outputs, Tensor):
-                loss = F.cross_entropy(outputs, self.targets)
-            else:  # of a distilled network
-                loss = sum(each.float().square().mean() for each in outputs)
+            parts = [outputs] if isinstance(outputs, Tensor) else outputs
+            if len(parts) == 1 and parts[0].ndim == 2:
+                loss = F.cross_entropy(parts[0], self.targets)
+            else:  # of pretraining
+                loss = sum(each.float().square().mean() for each in parts)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()

@@ -83,9 +83,6 @@ def test_the_error_is_that_of_masked_pixels():
         baselines.append((visible.mean(1, keepdim=True) - hidden).abs().mean().item())
     loss = target.loss(predicted, batch, None)
     assert loss.value == pytest.approx(np.mean(errors), rel=1e-5)
-    assert loss.metrics["skill"] == pytest.approx(
-        100 * (1 - sum(errors) / sum(baselines)), rel=1e-4
-    )
     weighted = target.loss(predicted, batch, torch.tensor([3.0, 1.0]))
     assert weighted.value == pytest.approx(3 * errors[0] + errors[1], rel=1e-5)
     columns, _ = target.evaluate_batch("set", predicted, batch)
@@ -93,7 +90,8 @@ def test_the_error_is_that_of_masked_pixels():
     assert columns[1] == pytest.approx(errors, rel=1e-5)
     assert columns[2] == pytest.approx(baselines, rel=1e-5)
     assert found["loss"] == pytest.approx(np.mean(errors), rel=1e-5)
-    flat = np.array([0]), np.array([0.5]), np.array([0.0])
+    assert found["skill"] == pytest.approx(100 * (1 - sum(errors) / sum(baselines)), rel=1e-4)
+    flat = np.array([0]), np.array([0.5]), np.array([2e-8])  # a blank image
     assert target.measure("set", target.gather(type("", (), {"columns": flat})))["skill"] == 0
 
 
@@ -182,6 +180,9 @@ def test_features_are_those_of_the_whole_image(trained, tmp_path):
     features = vil.embed(trained.run_dir, [image])
     (prediction,) = vil.predict(trained.run_dir, image)
     assert prediction.features == pytest.approx(features[0].tolist(), rel=1e-6)
+    with pytest.raises(vil.errors.ConfigError, match="SIMMIM.PATCH 5"):
+        vil.evaluate(trained.run_dir, ["SIMMIM.PATCH=5"])
+    assert np.array_equal(vil.embed(trained.run_dir, [image], ["SIMMIM.PATCH=5"]), features)
     succeeds("convert", trained.run_dir, tmp_path / "file.safetensors")
     assert np.array_equal(vil.embed(tmp_path / "file.safetensors", [image]), features)
 
@@ -189,8 +190,12 @@ def test_features_are_those_of_the_whole_image(trained, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["SIMMIM.PATCH=5"], "SIMMIM.PATCH 5: squares of this side do not fill images of"),
-        (["SIMMIM.PATCH=32"], "or there is only one: use a smaller divisor of 32"),
+        (["SIMMIM.PATCH=5"], "SIMMIM.PATCH 5: squares of 5 x 5 pixels do not fill images of"),
+        (["SIMMIM.PATCH=32"], "or there is only one: set SIMMIM.PATCH to a smaller divisor of 32"),
+        (
+            ["INPUT.IMAGE_SIZE=8"],
+            "SIMMIM.PATCH 0: squares of 8 x 8 pixels, the network's stride, do not",
+        ),
         (["SIMMIM.RATIO=1.0"], "SIMMIM.RATIO: expected above 0 and below 1, got 1.0"),
         (["INPUT.IMAGE_SIZE=36"], "INPUT.IMAGE_SIZE 36 is not a multiple of the network's stride"),
         (["MODEL.ARCH=resnet18"], "has no grid of features: use msvit, or a model of"),

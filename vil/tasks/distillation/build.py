@@ -21,7 +21,7 @@ class Distillation(Pretraining):
     kind = Features
     target: Features
     unused = (
-        "LOSS", "DATA.TARGETMAP", "DISTILL.SHARE", "DISTILL.TEMPERATURE", "FINETUNE.HEAD",
+        "LOSS", "DATA.TARGETMAP", "DISTILL.SHARE", "DISTILL.TEMPERATURE",
     )  # fmt: skip
     has_teacher = True
     learned_keys = ("DISTILL.SIZES",)
@@ -38,8 +38,8 @@ class Distillation(Pretraining):
     def build_model(self, *, load_pretrained: bool = False) -> Student:
         # before the body, which sets the seed of its and of the projectors' random weights
         sizes, side = self.sizes or self.teacher.sizes, self.settings.image_size
-        body, stride = self.build_body(load_pretrained=load_pretrained)
-        self.target.grid = (side // stride,) * 2
+        body = self.build_body(load_pretrained=load_pretrained)
+        self.target.grid = (side // self.stride,) * 2
         self.teacher.fit_grid(self.target.grid, side)
         self.sizes = self.teacher.required_sizes = sizes
         return Student(body, *sizes)

@@ -1,7 +1,7 @@
 """Base class of the tasks: network, datasets and features, from a config."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class Pretraining(ConfiguredTask):
     """Trains a network without its head. Classes of the images are ignored.
 
     A subclass defines `build_model`, which calls `build_body`.
+
+    stride: of the network's last map in pixels.
     """
 
     output_formats = FeatureTarget.formats
@@ -50,15 +52,19 @@ class Pretraining(ConfiguredTask):
         super().__init__(cfg, device, **own)
         self.rule, self.build_network = cfg.FINETUNE.RESIZE, partial(build_network, cfg, 0)
 
+    @cached_property
+    def stride(self) -> int:
+        with torch.device("meta"):
+            return last_stride(self.build_network())
+
     # ---- network
 
-    def build_body(self, *, load_pretrained: bool) -> tuple[nn.Module, int]:
-        """Build the network without its head. Returns it and the stride of its last map in pixels,
-        which divides INPUT.IMAGE_SIZE."""
+    def build_body(self, *, load_pretrained: bool) -> nn.Module:
+        """Build the network without its head. Its stride divides INPUT.IMAGE_SIZE."""
         side = self.settings.image_size
         body = self.build_network(load_pretrained=load_pretrained)
         check_features(body, "the network of MODEL.ARCH")
-        stride = last_stride(body)
+        self.stride = stride = last_stride(body)
         if side % stride:
             near = max(side // stride, 1) * stride
             raise ConfigError(
@@ -66,7 +72,7 @@ class Pretraining(ConfiguredTask):
                 f"{near} or {near + stride}"
             )
         self.has_batch_norm, self.is_built = trains_batch_norm(body), True
-        return body, stride
+        return body
 
     @as_config_error
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:

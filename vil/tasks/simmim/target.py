@@ -20,6 +20,8 @@ from vil.tasks.pretraining.target import FeatureTarget
 from vil.tasks.simmim import METRICS
 from vil.utils.memory import copy_to_device
 
+BLANK = 1e-6  # errors of the mean color up to this are rounding errors
+
 
 class Errors(NamedTuple):
     """The mean absolute error of the masked pixels of N images of a test set, in the order of the
@@ -33,8 +35,8 @@ class Errors(NamedTuple):
 class MaskedPixels(FeatureTarget):
     """The pixels of masked squares. The loss is their mean absolute error (SimMIM, section 3).
 
-    Masked pixels have the mean color, INPUT.MEAN, as in A2MIM (arXiv:2205.13943, section 4.2). This
-    takes no token of its own, so it works for any network. The mask of an image depends only on
+    Masked pixels have the mean color, INPUT.MEAN, where SimMIM has a learned token, so that any
+    network can be trained. The mask of an image depends only on
     (seed, epoch, index of the image), and in evaluation on the index.
 
     ratio: share of the squares that are masked. patch: their side in pixels.
@@ -80,9 +82,8 @@ class MaskedPixels(FeatureTarget):
         return error, baseline
 
     def loss(self, outputs: Tensor, batch: Batch, image_weights: Tensor | None) -> Loss:
-        error, baseline = self.compare(outputs, batch.targets)
-        shown = 100 * (1 - error.detach().mean() / baseline.mean())
-        return mean_loss(error, image_weights, {"skill": shown})
+        error, _ = self.compare(outputs, batch.targets)
+        return mean_loss(error, image_weights, {})
 
     def evaluate_batch(self, name: str, outputs: Tensor, batch: Batch) -> BatchColumns:
         columns = (batch.indices, *self.compare(outputs, batch.targets))
@@ -94,13 +95,13 @@ class MaskedPixels(FeatureTarget):
     def measure(self, name: str, results: Errors) -> dict[str, Any]:
         """Return the metrics of a test set, a dict with these keys:
 
-        skill     by how many percent `loss` is below `baseline`
+        skill     by how many percent `loss` is below `baseline`; 0 for blank images
         loss      mean absolute error of the masked pixels, in the unit INPUT.STD
         baseline  that of the mean color of an image's visible pixels
         count     number of images
         """
         error, baseline = (float(x.astype(np.float64).mean()) for x in results[1:])
-        skill = 100 * (1 - error / baseline) if baseline else 0.0
+        skill = 100 * (1 - error / baseline) if baseline > BLANK else 0.0
         return {
             "skill": skill,
             "loss": error,
