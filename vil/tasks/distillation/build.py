@@ -10,7 +10,7 @@ from vil.engine.distributed import DistInfo
 from vil.tasks.distillation.model import Student
 from vil.tasks.distillation.target import Features
 from vil.tasks.distillation.teacher import TRAIN
-from vil.tasks.pretraining.task import Pretraining
+from vil.tasks.pretraining.build import Pretraining
 from vil.tasks.teacher import build_teacher
 from vil.utils.errors import as_config_error
 

@@ -7,7 +7,7 @@ from yacs.config import CfgNode
 
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.engine.distributed import DistInfo
-from vil.tasks.pretraining.task import Pretraining
+from vil.tasks.pretraining.build import Pretraining
 from vil.tasks.simmim.model import PixelModel
 from vil.tasks.simmim.target import MaskedPixels
 from vil.utils.errors import ConfigError, as_config_error
