@@ -187,6 +187,17 @@ def test_features_are_those_of_the_whole_image(trained, tmp_path):
     assert np.array_equal(vil.embed(tmp_path / "file.safetensors", [image]), features)
 
 
+@pytest.mark.parametrize("task", ["simmim", "distillation"])
+def test_sets_with_other_classes_are_one_training_set(task, tmp_path):
+    """Images without labels, and images of three classes."""
+    (tmp_path / "train").mkdir()
+    for number in range(4):
+        Fake(None, "train", n=4, size=32).image(number).save(tmp_path / f"train/{number}.png")
+    words = [f"DATA.PATH={tmp_path}", "DATA.TRAIN=[images,fake]", "DATA.KWARGS.num_classes=3"]
+    run = train(tmp_path / "run", *words, "DATA.KWARGS.n=12", of=SMALL_TASKS[task], max_steps=2)
+    assert "16 images" in (run.run_dir / "log.txt").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -5,6 +5,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -87,6 +88,10 @@ class Pretraining(ConfiguredTask):
         transform = self.build_train_transform()
         names = self.settings.train
         sets = [self._open_part(name, "train", transform) for name in names]
+        if len({(each.target_type, len(each.classes)) for each in sets}) > 1:
+            for each in sets:  # what is ignored need not match
+                each.classes, each.target_type = ["image"], "class"
+                each.targets = np.zeros(len(each), np.int64)
         return sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
 
     def open_test_set(self, name: str, split: str = "val") -> ImageDataset:
