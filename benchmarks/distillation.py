@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace, root: Path) -> None:
         "from nothing, short": max(1, int(tune / seconds["epoch of a tenth"])),
         "from nothing": max(1, int((pretrain + tune) / seconds["epoch of a tenth"])),
     }
-    for start in PRETRAINING.keys() & args.starts:
+    for start in filter(PRETRAINING.get, args.starts):
         folder = root / f"speed {start}"
         run = train_apart(PRETRAINING[start], folder, SHORT, *images[start])
         first, *others = seconds_per_epoch(run)

@@ -56,7 +56,12 @@ class Pretraining(ConfiguredTask):
     @cached_property
     def stride(self) -> int:
         with torch.device("meta"):
-            return last_stride(self.build_network())
+            return self._stride_of(self.build_network())
+
+    @staticmethod
+    def _stride_of(body: nn.Module) -> int:
+        check_features(body, "the network of MODEL.ARCH")
+        return last_stride(body)
 
     # ---- network
 
@@ -64,8 +69,7 @@ class Pretraining(ConfiguredTask):
         """Build the network without its head. Its stride divides INPUT.IMAGE_SIZE."""
         side = self.settings.image_size
         body = self.build_network(load_pretrained=load_pretrained)
-        check_features(body, "the network of MODEL.ARCH")
-        self.stride = stride = last_stride(body)
+        self.stride = stride = self._stride_of(body)
         if side % stride:
             near = max(side // stride, 1) * stride
             raise ConfigError(

@@ -36,8 +36,8 @@ class MaskedPixels(FeatureTarget):
     """The pixels of masked squares. The loss is their mean absolute error (SimMIM, section 3).
 
     Masked pixels have the mean color, INPUT.MEAN, where SimMIM has a learned token, so that any
-    network can be trained. The mask of an image depends only on
-    (seed, epoch, index of the image), and in evaluation on the index.
+    network can be trained. The mask of an image depends only on (seed, epoch, index of the image),
+    and in evaluation on the index.
 
     ratio: share of the squares that are masked. patch: their side in pixels.
     """
