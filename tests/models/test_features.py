@@ -6,7 +6,7 @@ import torch
 import torchvision
 from torch import nn
 
-from vil.models.features import pooled_features
+from vil.models.features import pooled_and_map, pooled_features
 from vil.pretrained.get_model import get_model
 
 IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -50,3 +50,15 @@ def test_a_model_that_does_not_call_its_head():
 
     with pytest.raises(ValueError, match="Odd does not call its classification head"):
         pooled_features(Odd(), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "grid"),
+    [("hiera_tiny_224", 224, 7), ("sam2_hiera_tiny", 64, 2), ("test_vit", 160, 10)],
+)
+@torch.no_grad()
+def test_the_map_is_that_of_the_last_stage(name, size, grid):
+    model = timm.create_model(name, num_classes=0).eval()
+    pooled, last = pooled_and_map(model, torch.rand(1, 3, size, size))
+    assert last.shape[-2:] == (grid, grid)
+    assert pooled.shape == (1, last.shape[1])

@@ -153,6 +153,13 @@ def test_linformer_projections_are_resized():
         load_weights(other, state)
 
 
+@pytest.mark.parametrize("prefix", ["body.", "backbone.body."])
+def test_a_classifier_does_not_start_from_a_detector_or_segmentation_model(prefix):
+    state = {prefix + name: value for name, value in build().state_dict().items()}
+    with pytest.raises(CheckpointError, match="a detector or segmentation model, from which only"):
+        load_weights(build(), state | {"decoder.weight": torch.zeros(2)}, head="new")
+
+
 @pytest.mark.defect("B11")
 def test_heads_of_another_size(tmp_path):
     source, rows = build(num_classes=5), tmp_path / "rows.txt"

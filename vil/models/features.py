@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from vil.models.head_names import TimmModel, find_heads
 from vil.utils.errors import ConfigError
 
+# timm's classes that cannot normalize their last map: the norm is part of the head
+UNNORMALIZED = ("Hiera", "HieraDet")
+
 
 def pooled_features(model: nn.Module, images: Tensor) -> Tensor:
     """Return the pooled features (B, D) of images (B, C, H, W): the input of the model's head.
@@ -48,10 +51,11 @@ def head_input(model: nn.Module, images: Tensor) -> Tensor:
 def pooled_and_map(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the pooled features (B, D) of images (B, C, H, W), and the last map (B, d, X, Y).
 
-    Both are after the final norm. model: an MsViT, or a model of timm with the methods
-    `forward_intermediates` and `forward_head`.
+    Both are after the final norm, except for the map of Hiera. model: an MsViT, or a model of timm
+    with the methods `forward_intermediates` and `forward_head`.
     """
-    features, (last,) = model.forward_intermediates(images, indices=1, norm=True)
+    norm = type(model).__name__ not in UNNORMALIZED
+    features, (last,) = model.forward_intermediates(images, indices=1, norm=norm)
     pooled = model.forward_head(features, pre_logits=True)
     return pooled, last
 

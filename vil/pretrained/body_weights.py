@@ -7,13 +7,11 @@ from torch import Tensor, nn
 from vil.layers.pos_embed import AbsoluteEmbedding
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.convert_2021 import BACKBONE
-from vil.pretrained.load_weights import Report, load_weights
+from vil.pretrained.load_weights import BODIES, Report, load_weights
 from vil.pretrained.student import extract_student
 from vil.pretrained.timm_weights import fit_timm
 from vil.utils.errors import CheckpointError
 
-# prefixes of the names of the body's parameters, in a detector and in a segmentation model
-BODIES = ("backbone.body.", "body.")
 CLASSIFIER = ("norm.", "head.")  # parameters of a classifier that a body does not have
 
 

@@ -39,6 +39,8 @@ from vil.utils.lookup import lookup
 log = logging.getLogger(__name__)
 MAX_LINES = 12
 HEAD = ("head.weight", "head.bias")
+# prefixes of the names of the network's parameters, in a detector and in a segmentation model
+BODIES = ("backbone.body.", "body.")
 # report line of an embedding that is too short to crop
 CROPPED = re.compile(r"[xy]_pos_embed \(1, \d+, (\d+)\) -> \(1, \d+, \1\)$")
 # parameters of global tokens -> dimensions of size G
@@ -332,6 +334,11 @@ def _hint(report: Report, heads: Sequence[str]) -> str:
     nothing = "" if report.loaded else ", no name matches"
     other_arch = f"another architecture{nothing}: check MODEL.ARCH, MSVIT.ARCH and ATTN_TYPE"
     names = report.missing + report.unexpected
+    if any(name.startswith(BODIES) for name in report.unexpected):
+        return (
+            "a detector or segmentation model, from which only another one can start: start both "
+            "from the same classifier"
+        )
     if names and all(map(PROJECTION.fullmatch, names)):
         other_arch += "; vil convert converts between full and longformer attention"
     if len(report.missing) > len(HEAD) < len(report.unexpected):
