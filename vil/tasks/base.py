@@ -125,6 +125,7 @@ class Task:
     has_splits = False
     max_eval_batch: int | None = None
     has_batch_norm = False  # of the model that `build_model` returned, see `trains_batch_norm`
+    is_built = False  # whether `build_model` was called, so that the task may train
     accepts_any_classes = False  # whether the number of classes may differ from DATA.NUM_CLASSES
     class_names: Sequence[str] = ()  # of the model; set before datasets are opened
     # config values that `train_loader` derived from the training set, for the run's config.yaml

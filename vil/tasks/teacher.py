@@ -87,6 +87,15 @@ def build_teacher(
     )
 
 
+def refuse_cache(cfg: CfgNode) -> None:
+    """Raise ConfigError if the teacher's outputs shall be kept, for a task whose images vary."""
+    if cfg.DISTILL.CACHE:
+        raise ConfigError(
+            f"DISTILL.CACHE is set, but TASK {cfg.TASK} trains on other crops or sizes of its "
+            "images in each epoch: set DISTILL.CACHE to ''"
+        )
+
+
 def per_channel(values: Sequence[float], channels: int) -> list[float]:
     """Return one value per channel. values: one for all channels, or one per channel."""
     return list(values) * (channels // len(values))

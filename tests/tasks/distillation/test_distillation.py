@@ -14,9 +14,11 @@ import vil
 from tests.common.small_runs import checkpoint, metrics, succeeds, torchrun
 from tests.common.small_runs import vil as command
 from tests.common.small_tasks import SMALL_TASKS
+from vil.config import get_config
 from vil.data import build_dataset
 from vil.data.batch import Batch
 from vil.data.datasets.fake import Fake
+from vil.engine.distributed import DistInfo
 from vil.engine.loop import Loss
 from vil.pretrained import dinov2
 from vil.tasks import task_for
@@ -346,7 +348,7 @@ def test_another_teacher_is_refused(student, tmp_path):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
 def test_outputs_are_mixed_with_the_labels(activation, weighted):
     outputs, wanted = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(1))
     teacher = fake_teacher(torch.nn.Identity())
@@ -357,6 +359,8 @@ def test_outputs_are_mixed_with_the_labels(activation, weighted):
     if activation == "softmax":
         p, q = (wanted / 2).softmax(1), (outputs / 2).softmax(1)
         part = 4 * (p * (p / q).log()).sum(1).mean()
+    elif activation == "none":
+        part = (outputs - wanted).square().mean()
     else:
         p, q = wanted.sigmoid(), outputs.sigmoid()
         part = -(p * q.log() + (1 - p) * (1 - q).log()).mean()
@@ -381,6 +385,26 @@ def test_a_run_with_labels_learns_its_teacher_too(tmp_path):
     labels = [f"DISTILL.TEACHER={teacher.run_dir}", "DISTILL.SHARE=1", "OPTIM.LR=0.03"]
     lines = metrics(train(tmp_path / "l", *labels, of=SMALL_TASKS["multilabel"]).run_dir, "train")
     assert lines[-1]["teacher"] < lines[0]["teacher"]
+
+
+def test_numbers_are_compared_in_the_scale_of_the_student(tmp_path):
+    of = SMALL_TASKS["regression"]
+    teacher = train(tmp_path / "teacher", of=of)
+    words = [f"DISTILL.TEACHER={teacher.run_dir}", "DISTILL.SHARE=1.0"]
+    for scale in ([], ["REGRESSION.MEAN=[3,3,3,3]", "REGRESSION.STD=[2,2,2,2]"]):
+        cfg = make_config(None, [*of, *words, *scale])
+        task = task_for(cfg, torch.device("cpu"))
+        model = task.build_model().eval()
+        task.load_weights(model, find_weights(str(teacher.run_dir), ""))
+        task.train_loader(DistInfo())
+        batch = batch_of(4, task.settings.image_size)
+        numbers = task.target.decode(task.distillation.teacher.outputs(batch).double())
+        own = task_for(get_config(teacher.run_dir / "config.yaml"), torch.device("cpu"))
+        assert torch.allclose(numbers, own.target.decode(model(batch.images).double()), atol=1e-5)
+    lines = metrics(train(tmp_path / "run", *words, of=of).run_dir, "train")
+    assert lines[-1]["teacher"] < lines[0]["teacher"]
+    ended = command("train", *of, "DISTILL.TEACHER=timm/test_vit", "--output_dir", tmp_path / "x")
+    assert "has no outputs of TASK regression: name the folder of a run" in ended.err
 
 
 def test_outputs_of_pixels_are_a_mean():
@@ -435,7 +459,7 @@ def test_its_own_network_teaches_a_segmentation_model_nothing(mapper):
         ([f"DISTILL.TEACHER={DIGITS}"], "has no outputs of TASK segmentation: name the folder"),
         (["DISTILL.TEACHER=dinov2_small"], "has no outputs of TASK segmentation: name the folder"),
         (["DISTILL.TEACHER={student}"], "is a run of TASK distillation: use one of segmentation"),
-        (["DISTILL.TEACHER={mapper}", "DISTILL.CACHE=kept"], "trains on other crops in each epoch"),
+        (["DISTILL.TEACHER={mapper}", "DISTILL.CACHE=kept"], "trains on other crops or sizes"),
         (
             ["DISTILL.TEACHER={mapper}", "DATA.KWARGS.num_classes=2", "DATA.NUM_CLASSES=2"],
             "has other classes than the training set",
@@ -529,12 +553,10 @@ def test_a_file_without_a_description_says_what_to_do(tmp_path):
     assert "does not describe its model: name the folder of a run" in ended.err
 
 
-def test_tasks_that_cannot_learn_from_a_teacher_warn(tmp_path, caplog):
-    for task in ("regression", "detection"):
-        caplog.clear()
-        cfg = make_config(None, [*SMALL_TASKS[task], f"DISTILL.TEACHER={DIGITS}"])
-        task_for(cfg, torch.device("cpu"))
-        assert "no effect: DISTILL.TEACHER" in caplog.text
+def test_a_task_that_cannot_learn_from_a_teacher_warns(caplog):
+    cfg = make_config(None, [*SMALL_TASKS["simmim"], f"DISTILL.TEACHER={DIGITS}"])
+    task_for(cfg, torch.device("cpu"))
+    assert "no effect: DISTILL.TEACHER" in caplog.text
 
 
 # ---- images without labels

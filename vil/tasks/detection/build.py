@@ -33,11 +33,13 @@ from vil.tasks.detection.data.datasets import CocoDataset, ImageLabels, build_de
 from vil.tasks.detection.data.summary import describe_empty, summarize_boxes
 from vil.tasks.detection.data.transforms import train_transform
 from vil.tasks.detection.detections import from_target
+from vil.tasks.detection.distillation import PyramidDistillation
 from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
 from vil.tasks.detection.models.fpn import strip_head
 from vil.tasks.detection.models.weights import load_detector
 from vil.tasks.detection.task import DetectionTask
 from vil.tasks.detection.visualize import draw
+from vil.tasks.teacher import build_teacher, refuse_cache
 from vil.utils.console import printable
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.plural import plural
@@ -46,7 +48,8 @@ logger = logging.getLogger(__name__)
 # Config keys and sections that detectors do not use.
 UNUSED = (
     "INPUT.CROP_PCT", "INPUT.INTERPOLATION", "LOSS", "FINETUNE.FINETUNE", "FINETUNE.USE_TRAIN_AUG",
-    "MODEL.VIT.AVG_POOL", "DISTILL",
+    "MODEL.VIT.AVG_POOL", "DISTILL.WEIGHTS", "DISTILL.IMAGE_SIZE", "DISTILL.TEMPERATURE",
+    "DISTILL.SIZES",
     *(f"AUG.{name}" for name in tree().AUG if name != "REPEATED_AUG"),
 )  # fmt: skip
 UNUSED_BY = {
@@ -96,6 +99,7 @@ class Detection(DetectionTask):
             per_image=test.PER_IMAGE,
             category_ids=detection.CATEGORY_IDS,
             print_classes=cfg.OUTPUT_PERCLASS_ACC,
+            distillation=build_distillation(cfg, device),
         )
         if self.metric.name.startswith("mask") and not masks:
             raise ConfigError(
@@ -104,20 +108,9 @@ class Detection(DetectionTask):
             )
         arch = cfg.MODEL.VIT.MSVIT.ARCH
         self.cost_remark = f"A {model} on {arch}; its cost depends on the image."
-        # settings of the detector, most of which have the name of their config key: `box_samples`
-        # is the value of DETECTION.BOX.SAMPLES
-        own = {
-            f"{section}_{key}".lower(): detection[section][key]
-            for section in ("FPN", "ANCHORS", "RPN", "BOX", "MASK")
-            for key in detection[section]
-        }
-        own |= dict(score=test.SCORE, nms=test.NMS, per_image=test.PER_IMAGE)
-        own |= dict(test_size=images.TEST_SIZE, max_size=images.MAX_SIZE)
-        own |= dict(mean=cfg.INPUT.MEAN, std=cfg.INPUT.STD, version=detection.HEADS)
-        self.detector, self.config = model, DetectorConfig(cfg.DATA.NUM_CLASSES, **own)
-        self.arch, self.crops_positions = cfg.MODEL.ARCH, cfg.MODEL.VIT.POS_RESIZE == "crop"
+        self.config = detector_config(cfg)
         self.finetune = dict(head=cfg.FINETUNE.HEAD, rule=cfg.FINETUNE.RESIZE)
-        self.build_network = partial(build_network, cfg, cfg.DATA.NUM_CLASSES)
+        self.build_network = partial(build_detection_model, cfg)
         self.train_sizes = images.TRAIN_SIZES
         augmentation = dict(max_size=images.MAX_SIZE, flip=images.FLIP, jitter=tuple(images.JITTER))
         self.build_train_transform = partial(as_config_error(train_transform), **augmentation)
@@ -127,12 +120,11 @@ class Detection(DetectionTask):
 
     @as_config_error
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
-        if self.arch != "msvit":
-            raise ConfigError(f"DETECTION.MODEL needs MODEL.ARCH msvit, not {self.arch}")
-        network = self.build_network()
-        if self.crops_positions:
-            check_positions(network, self.settings.image_size, self.config.max_size)
-        return build_detector(self.detector, strip_head(network), self.config)
+        model = self.build_network()
+        self.is_built = True
+        if self.distillation is not None:
+            self.distillation.fit(model.backbone.out_channels, model.backbone.strides)
+        return model
 
     @as_config_error
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
@@ -260,6 +252,48 @@ class Detection(DetectionTask):
         if not self.group_aspects:
             dataset.groups = None
         return dataset
+
+
+def detector_config(cfg: CfgNode) -> DetectorConfig:
+    """Read the settings of a detector."""
+    own, images, test = cfg.DETECTION, cfg.DETECTION.INPUT, cfg.DETECTION.TEST
+    # most have the name of their config key: `box_samples` is the value of DETECTION.BOX.SAMPLES
+    settings = {
+        f"{section}_{key}".lower(): own[section][key]
+        for section in ("FPN", "ANCHORS", "RPN", "BOX", "MASK")
+        for key in own[section]
+    }
+    settings |= dict(score=test.SCORE, nms=test.NMS, per_image=test.PER_IMAGE)
+    settings |= dict(test_size=images.TEST_SIZE, max_size=images.MAX_SIZE)
+    settings |= dict(mean=cfg.INPUT.MEAN, std=cfg.INPUT.STD, version=own.HEADS)
+    return DetectorConfig(cfg.DATA.NUM_CLASSES, **settings)
+
+
+def build_detection_model(cfg: CfgNode) -> nn.Module:
+    """Build the detector of a config, with random weights."""
+    if cfg.MODEL.ARCH != "msvit":
+        raise ConfigError(f"DETECTION.MODEL needs MODEL.ARCH msvit, not {cfg.MODEL.ARCH}")
+    network, config = build_network(cfg, cfg.DATA.NUM_CLASSES), detector_config(cfg)
+    if cfg.MODEL.VIT.POS_RESIZE == "crop":
+        check_positions(network, cfg.INPUT.IMAGE_SIZE, config.max_size)
+    return build_detector(cfg.DETECTION.MODEL, strip_head(network), config)
+
+
+def build_distillation(cfg: CfgNode, device: torch.device) -> PyramidDistillation | None:
+    """Build the loss of a teacher's pyramid, if the config has a teacher."""
+    if not cfg.DISTILL.TEACHER:
+        warn_unused(cfg, "DISTILL.TEACHER is empty", ("DISTILL",))
+        return None
+    refuse_cache(cfg)
+
+    def build(saved: CfgNode, num_outputs: int, path: Path | None, cfg: CfgNode) -> nn.Module:
+        model = build_detection_model(saved)
+        if path:
+            load_detector(model, path, rule=cfg.FINETUNE.RESIZE, strict=True)
+        return model
+
+    teacher = build_teacher(cfg, device, networks={"detection": build})
+    return PyramidDistillation(teacher, share=cfg.DISTILL.SHARE)
 
 
 def check_positions(network: MsViT, image_size: int, max_size: int) -> None:

@@ -30,6 +30,7 @@ from vil.tasks.detection.data.batch import to_unit_range
 from vil.tasks.detection.data.coco_json import given_ids, read_tables, to_source
 from vil.tasks.detection.data.masks import import_faster_coco_eval
 from vil.tasks.detection.detections import Detections, from_output
+from vil.tasks.detection.distillation import PyramidDistillation
 from vil.tasks.detection.error_analysis import draw_worst
 from vil.tasks.detection.export import ExportedDetector, export_detector
 from vil.tasks.detection.output_formats import FORMATS, Listing, Prediction, as_coco
@@ -66,6 +67,7 @@ class DetectionTask(Task):
         per_image: int = 100,
         category_ids: Sequence[int] = (),
         print_classes: bool = False,
+        distillation: PyramidDistillation | None = None,
         **common: Any,
     ):
         """Store the settings of the task.
@@ -77,6 +79,8 @@ class DetectionTask(Task):
             category_ids: category id of each label in the training annotation file; empty if
                 unknown.
             print_classes: whether `format_metrics` returns a table of per-class metrics.
+            distillation: mixes the loss with a distance from a teacher's pyramid; None: there is no
+                teacher.
             common: arguments of `Task`.
 
         Raises DataError if faster-coco-eval is not installed.
@@ -87,23 +91,31 @@ class DetectionTask(Task):
         self.metric = make_metric(METRICS, f"{name}_ap")  # unless EVAL.METRIC is set
         super().__init__(**common)
         self.tiling = dict(tile=tile, overlap=overlap, nms=nms, per_image=per_image)
-        self.print_classes = print_classes
+        self.print_classes, self.distillation = print_classes, distillation
         self.category_ids = list(category_ids)
         coco = partial(as_coco, category_ids=self.category_ids, listings=self.list_test_images)
         self.output_formats = {**FORMATS, "coco": coco}
 
     def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
-        """Build the training loader, see `Task.train_loader`, and record the category ids."""
+        """Build the training loader, see `Task.train_loader`, record the category ids, and load the
+        teacher."""
         loader = super().train_loader(dist, **options)
         ids = list(loader.samples.dataset.category_ids)
         self.learned_settings = dict.fromkeys(self.learned_keys, ids)
+        if self.distillation is not None and self.is_built:
+            self.distillation.open()
         return loader
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Return the sum of the model's losses in float32, and each of these losses as a metric."""
-        losses = {name: loss.float() for name, loss in model(batch.images, batch.targets).items()}
+        """Return the sum of the model's losses in float32, mixed with that of a teacher if there is
+        one, and each of these losses as a metric."""
+        teacher = self.distillation
+        wanted = (teacher.levels(batch.images),) if teacher else ()
+        losses = model(batch.images, batch.targets, *wanted)
+        losses = {name: loss.float() for name, loss in losses.items()}
         metrics = {name: loss.detach() for name, loss in losses.items()}
-        return Loss(sum(losses.values()), metrics=metrics)
+        total = teacher.mix(losses) if teacher else sum(losses.values())
+        return Loss(total, metrics=metrics)
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Evaluate a model in eval mode on the test set `name`, and return {metric: value}.

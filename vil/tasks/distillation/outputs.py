@@ -17,17 +17,41 @@ from vil.tasks.distillation.teacher import TRAIN, Teacher
 from vil.utils.errors import ConfigError
 
 
+def distance_of_classes(outputs: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """Return the Kullback-Leibler divergence of class probabilities, a mean over images and pixels.
+    It is multiplied by the square of the temperature, as in the paper."""
+    logs = (F.log_softmax(logits / temperature, dim=1) for logits in (outputs, wanted))
+    return temperature**2 * F.kl_div(*logs, reduction="none", log_target=True).sum(1).mean()
+
+
+def distance_of_labels(outputs: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """Return the binary cross entropy with the teacher's probabilities."""
+    return F.binary_cross_entropy_with_logits(outputs, torch.sigmoid(wanted))
+
+
+def distance_of_numbers(outputs: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """Return the mean squared difference of normalized numbers."""
+    return F.mse_loss(outputs, wanted)
+
+
+DISTANCES = {
+    "softmax": distance_of_classes,
+    "sigmoid": distance_of_labels,
+    "none": distance_of_numbers,
+}
+
+
 class OutputDistillation:
     """Mixes the loss of the labels with one of the teacher's outputs.
 
-    activation: function of the outputs, "softmax" for classes or "sigmoid" for labels.
+    activation: function of the outputs: "softmax" for classes, "sigmoid" for labels, "none" for
+    numbers.
     share: weight of the teacher's part; the labels' part has the rest.
-    temperature: divisor of the logits of both networks before a softmax. The teacher's part is
-    multiplied by its square, as in the paper.
+    temperature: divisor of the logits of both networks before a softmax.
     """
 
     def __init__(self, teacher: Teacher, activation: str, *, share: float, temperature: float):
-        self.teacher, self.activation = teacher, activation
+        self.teacher, self.distance = teacher, DISTANCES[activation]
         self.share, self.temperature = share, temperature
 
     def open(self, dataset: LoadableDataset, classes: Sequence[str], *, load: bool) -> None:
@@ -69,14 +93,7 @@ class OutputDistillation:
             )
         if outputs.shape[2:] != wanted.shape[2:]:  # the teacher has images of another size
             wanted = F.interpolate(wanted, outputs.shape[2:], mode="bilinear", antialias=True)
-        outputs = outputs.float()
-        if self.activation == "softmax":
-            t = self.temperature
-            logs = F.log_softmax(outputs / t, dim=1), F.log_softmax(wanted / t, dim=1)
-            part = F.kl_div(*logs, reduction="none", log_target=True).sum(1)
-            part = t**2 * part.mean()
-        else:
-            part = F.binary_cross_entropy_with_logits(outputs, torch.sigmoid(wanted))
+        part = self.distance(outputs.float(), wanted, self.temperature)
         total = 1.0 if loss.normalizer is None else loss.normalizer
         value = (1 - self.share) * loss.value + self.share * part * total
         return loss._replace(value=value, metrics=loss.metrics | {"teacher": part.detach()})

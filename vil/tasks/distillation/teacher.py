@@ -105,7 +105,7 @@ class Teacher:
         network = self.source.build(self.image_size, True)
         size, count = self.image_size, sum(p.numel() for p in network.parameters())
         log.info(
-            "teacher %s: %s parameters, images of %d x %d pixels",
+            "teacher %s: %s parameters, built for images of %d x %d pixels",
             self.name,
             f"{count:,}",
             size,

@@ -39,7 +39,7 @@ from vil.tasks.image.labels import Labels
 from vil.tasks.image.losses import build_loss
 from vil.tasks.image.numbers import Numbers
 from vil.tasks.image.task import ImageTask
-from vil.tasks.teacher import build_teacher
+from vil.tasks.teacher import IMAGE_NETWORKS, BuildNetwork, build_image_network, build_teacher
 from vil.utils.console import printable
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.safe_files import path_below
@@ -121,8 +121,12 @@ class ConfiguredTask(ImageTask):
         if not (cfg.DISTILL.TEACHER and self.has_teacher) or cfg.DATA.NUM_CLASSES == "auto":
             return None
         options = dict(share=cfg.DISTILL.SHARE, temperature=cfg.DISTILL.TEMPERATURE)
-        teacher = build_teacher(cfg, device, cfg.DATA.NUM_CLASSES)
+        teacher = build_teacher(cfg, device, cfg.DATA.NUM_CLASSES, networks=self.teacher_networks())
         return OutputDistillation(teacher, self.kind.activation, **options)
+
+    def teacher_networks(self) -> Mapping[str, BuildNetwork]:
+        """Return the tasks of runs whose network may be the teacher, see `build_teacher`."""
+        return IMAGE_NETWORKS
 
     def check_outputs(self, num_outputs: int) -> None:
         """Raise ConfigError if a setting does not fit the number of outputs of the network."""
@@ -334,9 +338,17 @@ class Regression(ConfiguredTask):
         "mean": "REGRESSION.MEAN",
         "std": "REGRESSION.STD",
     }
-    unused = ("LOSS", "DATA.TARGETMAP", "DISTILL")
+    unused = ("LOSS", "DATA.TARGETMAP", "DISTILL.TEMPERATURE")
     output_formats = Numbers.formats
     learned_keys = ("REGRESSION.MEAN", "REGRESSION.STD")
+    has_teacher = True
+
+    def teacher_networks(self) -> Mapping[str, BuildNetwork]:
+        def build(saved: CfgNode, num_outputs: int, path: Path | None, cfg: CfgNode) -> nn.Module:
+            network = build_image_network(saved, num_outputs, path, cfg)
+            return self.target.renormalize(network, saved.REGRESSION.MEAN, saved.REGRESSION.STD)
+
+        return {"regression": build}
 
     def check_outputs(self, num_outputs: int) -> None:
         for key, numbers in zip(self.learned_keys, self.target.given_scale):

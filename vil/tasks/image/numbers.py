@@ -27,6 +27,21 @@ from vil.utils.errors import DataError
 LOSSES = {"huber": F.huber_loss, "mse": F.mse_loss, "mae": F.l1_loss}
 
 
+class Affine(nn.Module):
+    """Maps numbers (B, K) to factor * numbers + offset. factor, offset: (K,)."""
+
+    factor: Tensor
+    offset: Tensor
+
+    def __init__(self, factor: Tensor, offset: Tensor):
+        super().__init__()
+        self.register_buffer("factor", factor.float())
+        self.register_buffer("offset", offset.float())
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return self.factor * numbers.float() + self.offset
+
+
 class Numbers(Target):
     """One or more numbers per image.
 
@@ -186,6 +201,19 @@ class Numbers(Target):
         model = deepcopy(model)
         model.register_forward_hook(lambda module, args, outputs: self.decode(outputs.double()))
         return model
+
+    def renormalize(
+        self, network: nn.Module, mean: Sequence[float], std: Sequence[float]
+    ) -> nn.Module:
+        """Let a network of another run predict numbers that are normalized as those of this one.
+
+        mean, std: with which the network's own numbers are normalized.
+        """
+        place = dict(dtype=self.mean.dtype, device=self.mean.device)
+        other_mean, other_std = torch.tensor(mean, **place), torch.tensor(std, **place)
+        return nn.Sequential(
+            network, Affine(other_std / self.std, (other_mean - self.mean) / self.std)
+        )
 
     def encode(self, outputs: Tensor) -> Tensor:
         return ((outputs - self.mean) / self.std).float()

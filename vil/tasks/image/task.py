@@ -63,11 +63,9 @@ class ImageTask(Task):
         common: arguments of `Task`.
 
     kind: class of `target`, for a task that is built from a config.
-    is_built: whether the task has built a network, so that its datasets are not only described.
     """
 
     kind: type[Target] = Target
-    is_built = False
     has_splits = True
     max_eval_batch = MAX_EVAL_BATCH
     own_arguments = staticmethod(own_arguments)

@@ -41,7 +41,7 @@ from vil.tasks.segmentation.transforms import (
     image_transform,
     train_transform,
 )
-from vil.tasks.teacher import build_teacher
+from vil.tasks.teacher import build_teacher, refuse_cache
 from vil.utils.console import printable
 from vil.utils.errors import ConfigError, as_config_error
 
@@ -69,7 +69,6 @@ class Segmentation(SegmentationTask):
 
     own_arguments = staticmethod(data.own_arguments)
     summarize_targets = staticmethod(data.summarize_masks)
-    is_built = False  # whether the task has built a network, so that it may train
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
@@ -272,19 +271,12 @@ def build_segmentation_model(cfg: CfgNode, *, load_pretrained: bool = False) -> 
 
 
 def build_distillation(cfg: CfgNode, device: torch.device) -> OutputDistillation | None:
-    """Build the loss of a teacher's outputs for each pixel, if the config has a teacher.
-
-    Raises ConfigError if the teacher is no run of this task, or if DISTILL.CACHE is set.
-    """
+    """Build the loss of a teacher's outputs for each pixel, if the config has a teacher."""
     own = cfg.DISTILL
     if not own.TEACHER:
         warn_unused(cfg, "DISTILL.TEACHER is empty", ("DISTILL",))
         return None
-    if own.CACHE:
-        raise ConfigError(
-            "DISTILL.CACHE is set, but TASK segmentation trains on other crops in each epoch: set "
-            "DISTILL.CACHE to ''"
-        )
+    refuse_cache(cfg)
 
     def build(saved: CfgNode, num_outputs: int, path: Path | None, cfg: CfgNode) -> nn.Module:
         model = build_segmentation_model(saved)

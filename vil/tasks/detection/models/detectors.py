@@ -23,7 +23,7 @@ from torchvision.transforms.v2.functional import resize
 
 from vil.layers.padding import downsample_valid
 from vil.tasks.detection.models import heads
-from vil.tasks.detection.models.fpn import Backbone
+from vil.tasks.detection.models.fpn import Backbone, Levels, pyramid_distance
 from vil.utils.lookup import lookup
 from vil.utils.memory import copy_to_device
 
@@ -72,11 +72,35 @@ class PerImageDetector:
         if self.training:
             check_targets(images, targets)
         batch, targets = self.transform(list(images), targets)
-        sizes = torch.tensor(batch.image_sizes)
-        levels = self.backbone(batch.tensors, copy_to_device(sizes, batch.tensors.device))
-        levels = crop_levels(levels, sizes, self.backbone.strides)
+        levels = self.extract(batch)
         single = [ImageList(x[None], [size]) for x, size in zip(batch.tensors, batch.image_sizes)]
         return single, levels, targets
+
+    def extract(self, batch: ImageList) -> list[Tensors]:
+        """Return the pyramid of each image of a batch, without padding, {level name: (1, C, H,
+        W)}."""
+        sizes = torch.tensor(batch.image_sizes)
+        levels = self.backbone(batch.tensors, copy_to_device(sizes, batch.tensors.device))
+        return crop_levels(levels, sizes, self.backbone.strides)
+
+    def pyramid(self, images: Sequence[Tensor]) -> list[Levels]:
+        """Return the pyramid of each image (3, H, W) at its size, which a student learns."""
+        normalized = [self.transform.normalize(image) for image in images]
+        tensors = self.transform.batch_images(normalized, self.transform.size_divisible)
+        levels = self.extract(ImageList(tensors, [tuple(x.shape[-2:]) for x in images]))
+        return [self.by_stride(maps) for maps in levels]
+
+    def by_stride(self, maps: Tensors) -> Levels:
+        """Name the levels of an image by their strides."""
+        return dict(zip(self.backbone.strides, maps.values()))
+
+    def imitate(self, levels: list[Tensors], wanted: list[Levels] | None) -> Tensors:
+        """Return the loss "teacher", the mean distance of the images' pyramids from those of a
+        teacher. wanted: the teacher's; None: there is no such loss."""
+        if wanted is None:
+            return {}
+        pairs = zip(map(self.by_stride, levels), wanted)
+        return average([{"teacher": pyramid_distance(*pair)} for pair in pairs])
 
     @property
     def num_layers(self) -> int:
@@ -114,7 +138,8 @@ class PerImageDetector:
 class RCNN(PerImageDetector, FasterRCNN):
     """Faster R-CNN or Mask R-CNN, with the same calls as torchvision's models.
 
-    In training mode, model(images, targets) returns a dict of losses. In eval mode, model(images)
+    In training mode, model(images, targets) returns a dict of losses; a third argument, the
+    pyramids of a teacher, adds the loss "teacher". In eval mode, model(images)
     returns a dict for each image: `boxes` (n, 4), `labels` (n,), `scores` (n,) and, for Mask R-CNN,
     `masks` (n, 1, H, W). Images are (3, H, W) with values in 0..1. Labels are 1 to K.
     """
@@ -125,7 +150,12 @@ class RCNN(PerImageDetector, FasterRCNN):
         masks = [roi.mask_predictor.mask_fcn_logits] if roi.has_mask() else []
         return [roi.box_predictor.cls_score, roi.box_predictor.bbox_pred, *masks]
 
-    def forward(self, images: Sequence[Tensor], targets: Targets | None = None) -> Output:
+    def forward(
+        self,
+        images: Sequence[Tensor],
+        targets: Targets | None = None,
+        wanted: list[Levels] | None = None,
+    ) -> Output:
         single, levels, targets = self.preprocess(images, targets)
         each = targets or [None] * len(single)
         proposed = [self.rpn(s, f, t and [t]) for s, f, t in zip(single, levels, each)]
@@ -133,7 +163,8 @@ class RCNN(PerImageDetector, FasterRCNN):
         sizes = [one.image_sizes[0] for one in single]
         outputs, losses = self.roi_heads(levels, boxes, sizes, targets)
         if self.training:
-            return losses | average([losses for _, losses in proposed])
+            each = average([losses for _, losses in proposed])
+            return losses | each | self.imitate(levels, wanted)
         return self.to_input_pixels(outputs, single, images)
 
 
@@ -144,19 +175,25 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
         """Return the layers whose number of outputs depends on the number of categories."""
         return [self.head.classification_head.cls_logits]
 
-    def forward(self, images: Sequence[Tensor], targets: Targets | None = None) -> Output:
+    def forward(
+        self,
+        images: Sequence[Tensor],
+        targets: Targets | None = None,
+        wanted: list[Levels] | None = None,
+    ) -> Output:
         single, levels, targets = self.preprocess(images, targets)
-        levels = [list(maps.values()) for maps in levels]
-        outputs = [self.head(maps) for maps in levels]
-        anchors = [self.anchor_generator(one, maps) for one, maps in zip(single, levels)]
+        each = [list(maps.values()) for maps in levels]
+        outputs = [self.head(maps) for maps in each]
+        anchors = [self.anchor_generator(one, maps) for one, maps in zip(single, each)]
         if self.training:
-            return average([
+            losses = average([
                 self.compute_loss([target], output, boxes)
                 for target, output, boxes in zip(targets, outputs, anchors)
             ])  # fmt: skip
+            return losses | self.imitate(levels, wanted)
         per_cell = self.anchor_generator.num_anchors_per_location()[0]
         detections = []
-        for one, maps, output, (boxes,) in zip(single, levels, outputs, anchors):
+        for one, maps, output, (boxes,) in zip(single, each, outputs, anchors):
             counts = [level[0, 0].numel() * per_cell for level in maps]
             # (1, anchors, 1 + K): torchvision would report the first column as label 0
             logits = F.pad(output["cls_logits"][..., 1:], (1, 0), value=-torch.inf)

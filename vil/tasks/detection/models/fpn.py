@@ -7,6 +7,7 @@ Source: Feature Pyramid Networks, arXiv:1612.03144; P6 and P7 from Focal Loss, a
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.convnext import LayerNorm2d
@@ -15,6 +16,9 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP
 
 from vil.layers.padding import downsample_valid, zero_padding
 from vil.models.vision_longformer import MsViT
+
+Levels = dict[int, Tensor]  # {stride: level (1, C, X, Y) of an image without padding}
+EPS = 1e-6  # added to the variance of a channel, which is 0 where a map is constant
 
 
 class Pyramid(FeaturePyramidNetwork):
@@ -109,6 +113,23 @@ class Backbone(nn.Module):
         maps = [norm(maps[i]) for norm, i in zip(self.norms, self.stages)]
         levels = self.fpn(maps, [valid[i] for i in self.stages])
         return {str(i): level for i, level in enumerate(levels)}
+
+
+def pyramid_distance(levels: Levels, wanted: Levels) -> Tensor:
+    """Return the distance of an image's pyramid from that of a teacher, a scalar.
+
+    It is 1 - r, averaged over the channels of a level and summed over the strides that both have. r
+    is the Pearson correlation of a channel with that of the teacher, over the positions of the map.
+    Source: PKD, arXiv:2207.02039. There, positions are those of a batch.
+    """
+    distances = []
+    for stride in (stride for stride in levels if stride in wanted):
+        normalized = (
+            F.layer_norm(level.float().flatten(2), (level[0, 0].numel(),), eps=EPS)
+            for level in (levels[stride], wanted[stride])
+        )
+        distances.append(F.mse_loss(*normalized) / 2)
+    return torch.stack(distances).sum()
 
 
 def strip_head(model: MsViT) -> MsViT:

@@ -1,0 +1,55 @@
+"""Learn the feature pyramid of another detector, the teacher, besides boxes and masks.
+
+Source: PKD, arXiv:2207.02039, see `pyramid_distance`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vil.tasks.detection.models.fpn import Levels
+from vil.tasks.distillation.teacher import Teacher
+from vil.utils.errors import ConfigError
+
+
+class PyramidDistillation:
+    """Mixes the losses of a detector with the distance of its pyramid from that of a teacher.
+
+    teacher: finds a detector. share: weight of the distance; the detector's own losses have the
+    rest. channels, strides: of the levels of the student's pyramid.
+    """
+
+    def __init__(self, teacher: Teacher, *, share: float):
+        self.teacher, self.share = teacher, share
+        self.channels, self.strides = 0, frozenset[int]()
+
+    def fit(self, channels: int, strides: Sequence[int]) -> None:
+        """Set the channels and the strides of the student's levels."""
+        self.channels, self.strides = channels, frozenset(strides)
+
+    def open(self) -> None:
+        """Load the teacher. Raises ConfigError if its pyramid cannot be compared with the
+        student's."""
+        name, backbone = self.teacher.name, self.teacher.network.backbone
+        if backbone.out_channels != self.channels:
+            raise ConfigError(
+                f"DISTILL.TEACHER {name} has {backbone.out_channels} channels in its pyramid, but "
+                f"the network has {self.channels}: set DETECTION.FPN.CHANNELS to those of the "
+                "teacher"
+            )
+        if not self.strides & set(backbone.strides):
+            raise ConfigError(
+                f"DISTILL.TEACHER {name} has a pyramid with the strides {backbone.strides}, but "
+                f"the network has {sorted(self.strides)}: use a teacher with a stride in common"
+            )
+
+    @torch.no_grad()
+    def levels(self, images: Sequence[Tensor]) -> list[Levels]:
+        """Return the teacher's pyramid of each image (3, H, W), see `PerImageDetector.pyramid`."""
+        return self.teacher.network.pyramid(images)
+
+    def mix(self, losses: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss of a batch. losses: those of the detector; "teacher" is the distance."""
+        distance = losses["teacher"]
+        return (1 - self.share) * (sum(losses.values()) - distance) + self.share * distance
