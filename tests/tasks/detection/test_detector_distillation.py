@@ -124,3 +124,12 @@ def test_teachers_that_a_detector_cannot_have(words, message, teacher, root, tmp
     ended = command("train", *DETECTOR, *words, "--output_dir", tmp_path / "run")
     assert message in ended.err
     assert ended.err.strip().count("\n") == 0
+
+
+def test_a_teacher_without_positions_for_large_images_is_refused(root, tmp_path):
+    arch = "l1,h1,d16,n1,s1,g1,p4,f3,a1_l2,h2,d32,n1,s1,g1,p2,f3,a1"
+    cropped = ["MODEL.VIT.POS_RESIZE=crop", f"MODEL.VIT.MSVIT.ARCH={arch}"]
+    teacher = train(root / "cropped", *cropped, max_steps=1)
+    words = [f"DISTILL.TEACHER={teacher.run_dir}", "DETECTION.INPUT.MAX_SIZE=128"]
+    ended = command("train", *DETECTOR, *words, "--output_dir", tmp_path / "run")
+    assert "takes images of at most 96 pixels, but DETECTION.INPUT.MAX_SIZE is 128" in ended.err

@@ -200,8 +200,8 @@ DECLARED = (
     Section(
         "DISTILL",
         "Learn from a trained network, the teacher: its features with TASK distillation, which "
-        "needs no labels, and its outputs with TASK classification, multilabel and segmentation "
-        "(docs/guides/distillation.md).",
+        "needs no labels, its feature pyramid with TASK detection, and its outputs with "
+        "classification, multilabel, regression and segmentation (docs/guides/distillation.md).",
     ),
     Key(
         "TEACHER",
@@ -231,7 +231,7 @@ DECLARED = (
     Key(
         "SHARE",
         0.5,
-        "Share of the teacher's outputs in the loss; labels have the rest (arXiv:1503.02531).",
+        "Share of the teacher in the loss; labels have the rest (arXiv:1503.02531).",
         probability,
     ),
     Key(

@@ -7,6 +7,7 @@ coco_eval.py        average precision             error_analysis.py  images with
 tiled_inference.py  very large images             cost.py            parameters and MACs
 output_formats.py   formats of `vil predict`      visualize.py       drawing of boxes and masks
 keys.py             config keys of detectors      detections.py      detections of an image
+distillation.py     learning from a teacher
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """

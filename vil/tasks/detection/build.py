@@ -274,8 +274,12 @@ def build_detection_model(cfg: CfgNode) -> nn.Module:
     if cfg.MODEL.ARCH != "msvit":
         raise ConfigError(f"DETECTION.MODEL needs MODEL.ARCH msvit, not {cfg.MODEL.ARCH}")
     network, config = build_network(cfg, cfg.DATA.NUM_CLASSES), detector_config(cfg)
-    if cfg.MODEL.VIT.POS_RESIZE == "crop":
-        check_positions(network, cfg.INPUT.IMAGE_SIZE, config.max_size)
+    if needed := missing_positions(cfg, network, config.max_size):
+        raise ConfigError(
+            f"INPUT.IMAGE_SIZE {cfg.INPUT.IMAGE_SIZE} is too small: for images of "
+            f"DETECTION.INPUT.MAX_SIZE {config.max_size} pixels, set INPUT.IMAGE_SIZE to at least "
+            f"{needed}, or set MODEL.VIT.POS_RESIZE to 'interpolate'"
+        )
     return build_detector(cfg.DETECTION.MODEL, strip_head(network), config)
 
 
@@ -287,7 +291,13 @@ def build_distillation(cfg: CfgNode, device: torch.device) -> PyramidDistillatio
     refuse_cache(cfg)
 
     def build(saved: CfgNode, num_outputs: int, path: Path | None, cfg: CfgNode) -> nn.Module:
-        model = build_detection_model(saved)
+        model, size = build_detection_model(saved), cfg.DETECTION.INPUT.MAX_SIZE
+        if missing_positions(saved, model.backbone.body, size):
+            raise ConfigError(
+                f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} takes images of at most "
+                f"{saved.INPUT.IMAGE_SIZE} pixels, but DETECTION.INPUT.MAX_SIZE is {size}: set it "
+                "to at most the teacher's size"
+            )
         if path:
             load_detector(model, path, rule=cfg.FINETUNE.RESIZE, strict=True)
         return model
@@ -296,18 +306,15 @@ def build_distillation(cfg: CfgNode, device: torch.device) -> PyramidDistillatio
     return PyramidDistillation(teacher, share=cfg.DISTILL.SHARE)
 
 
-def check_positions(network: MsViT, image_size: int, max_size: int) -> None:
-    """Raise ConfigError if the position embeddings are too small for images of `max_size` pixels.
+def missing_positions(cfg: CfgNode, network: MsViT, max_size: int) -> int:
+    """Return the INPUT.IMAGE_SIZE that images of `max_size` pixels need, if position embeddings are
+    too small for them, else 0.
 
     Embeddings that are cropped to the size of an image (MODEL.VIT.POS_RESIZE crop) support images
-    of at most `image_size` pixels. Interpolated ones support any size. network: the model without
-    its head.
+    of at most INPUT.IMAGE_SIZE pixels. Interpolated ones support any size. network: the model of
+    the config.
     """
     stride = network.strides[-1]
     needed = -(-max_size // stride) * stride
-    if needed > image_size and any(spec.absolute for spec in network.specs):
-        raise ConfigError(
-            f"INPUT.IMAGE_SIZE {image_size} is too small: for images of DETECTION.INPUT.MAX_SIZE "
-            f"{max_size} pixels, set INPUT.IMAGE_SIZE to at least {needed}, or set "
-            "MODEL.VIT.POS_RESIZE to 'interpolate'"
-        )
+    is_cropped = cfg.MODEL.VIT.POS_RESIZE == "crop" and any(s.absolute for s in network.specs)
+    return needed if is_cropped and needed > cfg.INPUT.IMAGE_SIZE else 0

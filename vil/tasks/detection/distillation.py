@@ -51,5 +51,5 @@ class PyramidDistillation:
 
     def mix(self, losses: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of a batch. losses: those of the detector; "teacher" is the distance."""
-        distance = losses["teacher"]
-        return (1 - self.share) * (sum(losses.values()) - distance) + self.share * distance
+        own = sum(loss for name, loss in losses.items() if name != "teacher")
+        return (1 - self.share) * own + self.share * losses["teacher"]
