@@ -29,6 +29,7 @@ def test_the_pairs_are_those_of_the_reference(kind):
             assert count_pairs(window, num_global) == sum(keys) + num_global * len(keys)
 
 
+@pytest.mark.long
 def test_a_pattern_is_measured_beside_attention_under_its_mask():
     layout = Layout((5, 7), 3, patterns.parse_pattern("axial | local:1"))
     case = dataclasses.replace(CASE, window=layout)

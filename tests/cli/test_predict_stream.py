@@ -39,6 +39,7 @@ def whole(shipped, photo):
     return logits.softmax(1)[0].numpy(), [each[0].numpy() for each in maps]
 
 
+@pytest.mark.long
 def test_the_prediction_and_the_maps_of_the_whole_image(photo, shipped, tmp_path):
     tifffile, zarr = (pytest.importorskip(name) for name in ("tifffile", "zarr"))
     files = [tmp_path / name for name in ("a.npy", "b.zarr", "c.tif")]

@@ -58,13 +58,14 @@ def build_teacher(
     num_outputs: int = 0,
     *,
     networks: Mapping[str, BuildNetwork] = IMAGE_NETWORKS,
-    image_size: int = 0,
+    image_size: int | None = 0,
 ) -> Teacher:
     """Build the teacher of a config. Its network is found when it is first needed.
 
     num_outputs: number of its outputs; 0 if only its features are used. networks: the tasks of runs
     whose network may be the teacher. image_size: side of its images in pixels if the config leaves
-    it open; 0: the teacher's own. Raises ConfigError if the config sets no teacher.
+    it open; 0: the teacher's own, None: that in any case. Raises ConfigError if the config sets no
+    teacher.
     """
     own, images = cfg.DISTILL, cfg.INPUT
     if not own.TEACHER:
@@ -80,7 +81,7 @@ def build_teacher(
         partial(as_config_error(_find), cfg, num_outputs, networks),
         mean=mean,
         std=std,
-        image_size=own.IMAGE_SIZE or image_size,
+        image_size=0 if image_size is None else own.IMAGE_SIZE or image_size,
         cache=Path(own.CACHE) if own.CACHE else None,
         cache_key=repr((shown, more, dict(cfg.DATA.KWARGS))),
         device=device,
@@ -112,8 +113,8 @@ def _find(cfg: CfgNode, num_outputs: int, networks: Mapping[str, BuildNetwork]) 
         return _run_source(cfg, run, path, networks)
     if networks is not IMAGE_NETWORKS:
         raise ConfigError(
-            f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} has no outputs of TASK {cfg.TASK}: name the "
-            f"folder of a run of TASK {' or '.join(networks)}"
+            f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} cannot teach TASK {cfg.TASK}: name the folder "
+            f"of a run of TASK {' or '.join(networks)}"
         )
     if path is None:
         return _timm_source(cfg, given, weights, num_outputs)

@@ -381,7 +381,7 @@ def test_a_run_with_labels_learns_its_teacher_too(tmp_path):
     other = [*words, "DATA.KWARGS.num_classes=3", "DATA.NUM_CLASSES=3"]
     ended = command("train", *CLASSIFIER, *other, "--output_dir", tmp_path / "other")
     assert ended.code == 2
-    assert "has other classes than the training set" in ended.err
+    assert "has other outputs than the training set" in ended.err
     labels = [f"DISTILL.TEACHER={teacher.run_dir}", "DISTILL.SHARE=1", "OPTIM.LR=0.03"]
     lines = metrics(train(tmp_path / "l", *labels, of=SMALL_TASKS["multilabel"]).run_dir, "train")
     assert lines[-1]["teacher"] < lines[0]["teacher"]
@@ -404,7 +404,7 @@ def test_numbers_are_compared_in_the_scale_of_the_student(tmp_path):
     lines = metrics(train(tmp_path / "run", *words, of=of).run_dir, "train")
     assert lines[-1]["teacher"] < lines[0]["teacher"]
     ended = command("train", *of, "DISTILL.TEACHER=timm/test_vit", "--output_dir", tmp_path / "x")
-    assert "has no outputs of TASK regression: name the folder of a run" in ended.err
+    assert "cannot teach TASK regression: name the folder of a run" in ended.err
 
 
 def test_outputs_of_pixels_are_a_mean():
@@ -456,13 +456,13 @@ def test_its_own_network_teaches_a_segmentation_model_nothing(mapper):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([f"DISTILL.TEACHER={DIGITS}"], "has no outputs of TASK segmentation: name the folder"),
-        (["DISTILL.TEACHER=dinov2_small"], "has no outputs of TASK segmentation: name the folder"),
+        ([f"DISTILL.TEACHER={DIGITS}"], "cannot teach TASK segmentation: name the folder"),
+        (["DISTILL.TEACHER=dinov2_small"], "cannot teach TASK segmentation: name the folder"),
         (["DISTILL.TEACHER={student}"], "is a run of TASK distillation: use one of segmentation"),
         (["DISTILL.TEACHER={mapper}", "DISTILL.CACHE=kept"], "trains on other crops or sizes"),
         (
             ["DISTILL.TEACHER={mapper}", "DATA.KWARGS.num_classes=2", "DATA.NUM_CLASSES=2"],
-            "has other classes than the training set",
+            "has other outputs than the training set",
         ),
     ],
     ids=str,

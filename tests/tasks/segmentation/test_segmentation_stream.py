@@ -122,6 +122,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_the_command_saves_the_classes(run, tmp_path):
     pixels = np.random.default_rng(0).integers(256, size=(211, 301, 3), dtype=np.uint8)
     photo = tmp_path / "photo.png"

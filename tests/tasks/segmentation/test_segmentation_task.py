@@ -105,6 +105,7 @@ def test_predictions_are_drawn_and_written(run, tmp_path):
     }
 
 
+@pytest.mark.long
 def test_a_file_takes_one_image_or_batches_of_one_size(run, tmp_path):
     words = ["export", "--run", run, "--out", tmp_path / "a.onnx", "--dynamic"]
     for own in (["batch,size"], ["batch", "--size", "61x64"]):

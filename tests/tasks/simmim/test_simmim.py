@@ -110,6 +110,7 @@ def test_cells_are_at_their_place_and_every_parameter_learns():
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
+@pytest.mark.long
 def test_a_network_learns_what_is_behind_a_square(tmp_path):
     """The upper half of an image has one color, the lower half another."""
     for split, count in (("train", 96), ("val", 8)):

@@ -219,7 +219,7 @@ DECLARED = (
         0,
         "Side of the teacher's images in pixels. 0: the teacher's own, with TASK distillation "
         "the one nearest to INPUT.IMAGE_SIZE whose grid is a multiple of the student's, and with "
-        "TASK segmentation INPUT.IMAGE_SIZE.",
+        "TASK segmentation INPUT.IMAGE_SIZE. TASK detection does not use it.",
         at_least(0),
     ),
     Key(

@@ -48,14 +48,14 @@ logger = logging.getLogger(__name__)
 # Config keys and sections that detectors do not use.
 UNUSED = (
     "INPUT.CROP_PCT", "INPUT.INTERPOLATION", "LOSS", "FINETUNE.FINETUNE", "FINETUNE.USE_TRAIN_AUG",
-    "MODEL.VIT.AVG_POOL", "DISTILL.WEIGHTS", "DISTILL.IMAGE_SIZE", "DISTILL.TEMPERATURE",
-    "DISTILL.SIZES",
+    "MODEL.VIT.AVG_POOL",
     *(f"AUG.{name}" for name in tree().AUG if name != "REPEATED_AUG"),
 )  # fmt: skip
 UNUSED_BY = {
     "retinanet": ("DETECTION.RPN", "DETECTION.BOX", "DETECTION.MASK"),
     "faster_rcnn": ("DETECTION.MASK",),
 }
+UNUSED_OF_TEACHER = ("DISTILL.IMAGE_SIZE", "DISTILL.TEMPERATURE", "DISTILL.SIZES")
 SYNTHETIC = "fake_boxes"  # dataset for `synthetic`
 RENDERED = "the images are synthetic: the dataset scenes is reduced to those of one training step"
 
@@ -123,7 +123,7 @@ class Detection(DetectionTask):
         model = self.build_network()
         self.is_built = True
         if self.distillation is not None:
-            self.distillation.fit(model.backbone.out_channels, model.backbone.strides)
+            self.distillation.fit(model.backbone)
         return model
 
     @as_config_error
@@ -289,20 +289,24 @@ def build_distillation(cfg: CfgNode, device: torch.device) -> PyramidDistillatio
         warn_unused(cfg, "DISTILL.TEACHER is empty", ("DISTILL",))
         return None
     refuse_cache(cfg)
+    warn_unused(cfg, f"TASK is {cfg.TASK}", UNUSED_OF_TEACHER)
+    if cfg.DISTILL.SHARE == 1:
+        logger.warning("DISTILL.SHARE 1: the heads of the detector learn nothing, set it below 1")
 
     def build(saved: CfgNode, num_outputs: int, path: Path | None, cfg: CfgNode) -> nn.Module:
         model, size = build_detection_model(saved), cfg.DETECTION.INPUT.MAX_SIZE
         if missing_positions(saved, model.backbone.body, size):
+            stride = model.backbone.divisor
             raise ConfigError(
                 f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} takes images of at most "
-                f"{saved.INPUT.IMAGE_SIZE} pixels, but DETECTION.INPUT.MAX_SIZE is {size}: set it "
-                "to at most the teacher's size"
+                f"{saved.INPUT.IMAGE_SIZE // stride * stride} pixels, but DETECTION.INPUT.MAX_SIZE "
+                f"is {size}: set it to at most that"
             )
         if path:
             load_detector(model, path, rule=cfg.FINETUNE.RESIZE, strict=True)
         return model
 
-    teacher = build_teacher(cfg, device, networks={"detection": build})
+    teacher = build_teacher(cfg, device, networks={"detection": build}, image_size=None)
     return PyramidDistillation(teacher, share=cfg.DISTILL.SHARE)
 
 

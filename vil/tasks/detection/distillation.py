@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vil.tasks.detection.models.fpn import Levels
+from vil.tasks.detection.models.fpn import Backbone, Levels
 from vil.tasks.distillation.teacher import Teacher
 from vil.utils.errors import ConfigError
 
@@ -20,28 +20,31 @@ class PyramidDistillation:
     rest. channels, strides: of the levels of the student's pyramid.
     """
 
+    channels: int
+    strides: Sequence[int]
+
     def __init__(self, teacher: Teacher, *, share: float):
         self.teacher, self.share = teacher, share
-        self.channels, self.strides = 0, frozenset[int]()
 
-    def fit(self, channels: int, strides: Sequence[int]) -> None:
-        """Set the channels and the strides of the student's levels."""
-        self.channels, self.strides = channels, frozenset(strides)
+    def fit(self, backbone: Backbone) -> None:
+        """Set the channels and the strides of the student."""
+        self.channels, self.strides = backbone.out_channels, backbone.learned_strides
 
     def open(self) -> None:
         """Load the teacher. Raises ConfigError if its pyramid cannot be compared with the
         student's."""
         name, backbone = self.teacher.name, self.teacher.network.backbone
+        strides = backbone.learned_strides
         if backbone.out_channels != self.channels:
             raise ConfigError(
                 f"DISTILL.TEACHER {name} has {backbone.out_channels} channels in its pyramid, but "
                 f"the network has {self.channels}: set DETECTION.FPN.CHANNELS to those of the "
                 "teacher"
             )
-        if not self.strides & set(backbone.strides):
+        if not set(self.strides) & set(strides):
             raise ConfigError(
-                f"DISTILL.TEACHER {name} has a pyramid with the strides {backbone.strides}, but "
-                f"the network has {sorted(self.strides)}: use a teacher with a stride in common"
+                f"DISTILL.TEACHER {name} has a pyramid with the strides {strides}, but the network "
+                f"has {self.strides}: use a teacher with a stride in common"
             )
 
     @torch.no_grad()

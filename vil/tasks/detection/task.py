@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 class DetectionTask(Task):
     """Task for detectors of boxes and, optionally, masks.
 
-    Models are called like torchvision's detectors. Each test set must be a `CocoDataset`. If
+    Models are called like torchvision's detectors; with a teacher, they must be those of
+    `models.detectors`. Each test set must be a `CocoDataset`. If
     `results_folder` is set, evaluation writes the predictions in COCO's format to `<test
     set>_bbox.json` and `<test set>_segm.json` in this folder.
     """

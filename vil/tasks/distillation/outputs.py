@@ -70,9 +70,9 @@ class OutputDistillation:
         known = list(source.classes)
         if known and classes and known != list(classes):
             raise ConfigError(
-                f"DISTILL.TEACHER {self.teacher.name} has other classes than the training set, "
+                f"DISTILL.TEACHER {self.teacher.name} has other outputs than the training set, "
                 f"such as {next(iter(set(known) ^ set(classes)), known[0])!r}, or in another "
-                "order: use a teacher that was trained with the same classes"
+                "order: use a teacher that was trained with the same ones"
             )
         self.teacher.open({TRAIN: dataset})
         if load:
@@ -89,7 +89,7 @@ class OutputDistillation:
         if wanted.shape[1] != outputs.shape[1]:
             raise ConfigError(
                 f"DISTILL.TEACHER {self.teacher.name} has {wanted.shape[1]} outputs, but the "
-                f"network has {outputs.shape[1]}: use a teacher with the same classes"
+                f"network has {outputs.shape[1]}: use a teacher with the same ones"
             )
         if outputs.shape[2:] != wanted.shape[2:]:  # the teacher has images of another size
             wanted = F.interpolate(wanted, outputs.shape[2:], mode="bilinear", antialias=True)

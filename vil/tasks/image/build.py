@@ -345,8 +345,14 @@ class Regression(ConfiguredTask):
 
     def teacher_networks(self) -> Mapping[str, BuildNetwork]:
         def build(saved: CfgNode, num_outputs: int, path: Path | None, cfg: CfgNode) -> nn.Module:
-            network = build_image_network(saved, num_outputs, path, cfg)
-            return self.target.renormalize(network, saved.REGRESSION.MEAN, saved.REGRESSION.STD)
+            network, own = build_image_network(saved, num_outputs, path, cfg), saved.REGRESSION
+            if not len(own.MEAN) == len(own.STD) == cfg.DATA.NUM_CLASSES:
+                raise ConfigError(
+                    f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} predicts {num_outputs} numbers, or its "
+                    f"REGRESSION.MEAN and STD are not known, but DATA.NUM_CLASSES is "
+                    f"{cfg.DATA.NUM_CLASSES}: use a finished run with the same numbers"
+                )
+            return self.target.renormalize(network, own.MEAN, own.STD)
 
         return {"regression": build}
 

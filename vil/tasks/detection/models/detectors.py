@@ -91,8 +91,8 @@ class PerImageDetector:
         return [self.by_stride(maps) for maps in levels]
 
     def by_stride(self, maps: Tensors) -> Levels:
-        """Name the levels of an image by their strides."""
-        return dict(zip(self.backbone.strides, maps.values()))
+        """Name the levels of an image by their strides, without "pool"."""
+        return dict(zip(self.backbone.learned_strides, maps.values()))
 
     def imitate(self, levels: list[Tensors], wanted: list[Levels] | None) -> Tensors:
         """Return the loss "teacher", the mean distance of the images' pyramids from those of a

@@ -100,6 +100,8 @@ class Backbone(nn.Module):
         self.out_channels = channels
         self.strides = [body.strides[i] for i in self.stages]
         self.strides += [self.strides[-1] * 2 ** (i + 1) for i in range(len(extra))]
+        # without "pool", which repeats positions of another level
+        self.learned_strides = self.strides[: len(self.strides) - ("pool" in extra)]
         self.divisor = body.strides[-1]
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
