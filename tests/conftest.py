@@ -10,16 +10,15 @@ import signal
 import tempfile
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
-)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 CACHE = tempfile.TemporaryDirectory(prefix="vil-cache-")
 os.environ["VIL_CACHE"] = CACHE.name
-# pytest-xdist's processes compile the C++ library once
-Path(CACHE.name, "native").symlink_to(
-    os.environ.setdefault("VIL_TEST_NATIVE", tempfile.mkdtemp(dir=CACHE.name)), True
-)
+# compiled once, by one of pytest-xdist's processes, and again if its sources change
+NATIVE = os.environ.setdefault("VIL_TEST_NATIVE", str(ROOT / ".pytest_cache/native"))
+Path(NATIVE).mkdir(parents=True, exist_ok=True)
+Path(CACHE.name, "native").symlink_to(NATIVE, target_is_directory=True)
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -6,6 +6,7 @@ bit-identical to an uninterrupted one, even if it resumes in the middle of an ep
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -38,6 +39,8 @@ from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
 from vil.utils.errors import StoppedError
 from vil.utils.train_step import TrainStep
+
+DRAW_SECONDS = 30  # least time between two drawings of the curves
 
 
 class Metric(NamedTuple):
@@ -147,7 +150,8 @@ def train(
     not finite. Without float16, larger values than half an epoch are reduced to half an epoch.
     log_freq: steps between two lines of the log.
     max_steps: step at which the run ends, if that is before its last epoch.
-    draw: called on rank 0 with the run's folder after each evaluation.
+    draw: called on rank 0 with the run's folder after the last evaluation, and after earlier ones
+    at most every DRAW_SECONDS.
     on_evaluation: called on rank 0 after each evaluation and the checkpoint that follows it.
 
     Raises DivergedError if more than `max_bad_steps` consecutive steps are skipped, and
@@ -177,6 +181,7 @@ def train(
     checkpoints, copies = CheckpointManager(run, objects, policy, state), CopyStream(device)
     batches = meter.watch(loader.batches(state.step, end), guard.waiting)
     model.train()
+    draw_at = time.monotonic() + DRAW_SECONDS
     guard.watch(run.folder, run.status)
 
     try:
@@ -189,13 +194,14 @@ def train(
                 run.log.evaluation(state.step, results, task.metric.name)
                 value = metric_value(results, task.metric, run.log)
                 state = checkpoints.check_best(state).after_eval(value, **judgment)
-                if draw and dist.is_main:
-                    draw(run.folder)
             early = stopped_early(state, patience, min_delta) if state.step < end else ""
             ends = state.step == end or early != ""
             if policy.saves(state, end) or ends:
                 with guard.saving():
                     state = checkpoints.save(state, required=ends)
+            if draw and results and dist.is_main and (ends or time.monotonic() >= draw_at):
+                draw(run.folder)
+                draw_at = time.monotonic() + DRAW_SECONDS
             if on_evaluation and results and dist.is_main:
                 on_evaluation(summarize(results, state, run.folder))
             if ends:

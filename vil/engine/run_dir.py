@@ -11,6 +11,7 @@ log.txt, metrics.jsonl, tb/, checkpoints/
 
 import errno
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -287,6 +288,7 @@ def environment(dist: DistInfo, device: torch.device) -> str:
     )
 
 
+@functools.cache
 def git_commit() -> str:
     """Return the git commit of this package's source tree, with "-dirty" for uncommitted changes;
     "none" outside a git repository."""
