@@ -152,7 +152,7 @@ def tune_all(run: Run) -> dict[str, str]:
             if not case.unsupported():
                 tune_linear(case)
         else:
-            tuner.tune(case, [n for n in BACKENDS if n not in ("flex", "triton")], rounds=5)
+            tuner.tune(case, [n for n in BACKENDS if n != "triton"], rounds=5)
     chosen = dict(CHOICES)
     CHOICES.clear()
     return chosen

@@ -98,7 +98,7 @@ run() {
     tuned) for each in machine profile host sweep counters; do run $each; done ;;
     trained) for each in machine train resume recipes; do run $each; done ;;
     tests) gpu_tests tests 260 tests/ops/test_triton.py tests/ops/test_attention_on_gpu.py \
-        tests/data/test_pixels.py -k 'not compiled_backends' ;;
+        tests/data/test_pixels.py ;;
     alltests) gpu_tests alltests 400 tests ;;
     reads) gpu_tests reads 100 tests/engine/test_blocking_reads.py ;;
     machine) measure 60 machine ;;

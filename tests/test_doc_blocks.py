@@ -220,7 +220,7 @@ def test_commands_with_imports_run(line, python_blocks, place):
 
 @pytest.mark.parametrize(
     "line",
-    cases(UNKEYED, [line for line in UNKEYED if "benchmark" in line]),  # compiles flex
+    cases(UNKEYED, [line for line in UNKEYED if "benchmark" in line]),
 )
 def test_commands_without_keys_run(line, commands, place):
     run_line(commands, VIL_LINES[line], place)

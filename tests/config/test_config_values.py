@@ -154,7 +154,7 @@ def test_numbers_are_finite(value):
     [
         ([f"{MSVIT}.SW_EXACT=1", f"{MSVIT}.MODE=1"], "exact window with random shift"),
         ([f"{MSVIT}.SW_EXACT=1", f"{MSVIT}.MODE=-1"], "SW_EXACT 1"),
-        ([f"{MSVIT}.ATTN_TYPE=longformerhand", f"{MSVIT}.BACKEND=flex"], "pins a backend"),
+        ([f"{MSVIT}.ATTN_TYPE=longformerhand", f"{MSVIT}.BACKEND=triton"], "pins a backend"),
         (["AUG.MIXUP_PROB=1"], "nothing to mix"),
         (["SOLVER.LR_POLICY=cosine", "OPTIM.EPOCHS=3"], "longer than the run"),
         (["OPTIM.LR=1e-5", "SOLVER.MIN_LR=1e-4"], "above its peak"),

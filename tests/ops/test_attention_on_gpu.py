@@ -15,7 +15,6 @@ from vil.utils.timing import peak_tensor_bytes
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
-COMPILED = [name for name in BACKENDS if "flex" in name]  # a compilation per case: minutes
 ON_GPU = [
     replace(case, device="cuda", head_dim=dim, dtype=dtype)
     for case, dim, dtype in zip(
@@ -35,24 +34,11 @@ LARGE = Case(
 
 @pytest.mark.parametrize("case", ON_GPU + LAYOUTS, ids=name_of)
 def test_backends_equal_the_reference_on_a_gpu(case):
-    able = [
-        name
-        for name, entry in BACKENDS.items()
-        if name not in COMPILED and not entry.unsupported(case)
-    ]
+    able = [name for name, entry in BACKENDS.items() if not entry.unsupported(case)]
     assert "triton" in able
     for what, (error, bound) in errors(case, able).items():
         if what.startswith("masked"):  # torch's memory-efficient kernel
             bound *= 2
-        assert error <= bound, f"{what} is off by {error:.2e} (bound {bound:.2e}), {name_of(case)}"
-
-
-@pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("case", ON_GPU[::12] + LAYOUTS[::9], ids=name_of)
-def test_compiled_backends_equal_the_reference_on_a_gpu(name, case):
-    if reasons := BACKENDS[name].unsupported(case):
-        pytest.skip("; ".join(reasons))
-    for what, (error, bound) in errors(case, [name]).items():
         assert error <= bound, f"{what} is off by {error:.2e} (bound {bound:.2e}), {name_of(case)}"
 
 

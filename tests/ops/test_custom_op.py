@@ -84,7 +84,7 @@ def test_scores_are_never_stored(biased):
     assert few < many / 4
 
 
-@pytest.mark.parametrize("backend", ["blocked", "flex", "native", "triton"])
+@pytest.mark.parametrize("backend", ["blocked", "native", "triton"])
 @pytest.mark.parametrize("window", [WINDOW, AXIAL], ids=str)
 def test_inference_gives_the_same_output_and_saves_no_log_sum_exp(window, backend):
     q, k, v = (x[:, :, -144:] for x in make())
@@ -96,8 +96,8 @@ def test_inference_gives_the_same_output_and_saves_no_log_sum_exp(window, backen
     assert trained.grad_fn is not None
     with torch.no_grad():
         assert torch.equal(local_attention(q, k, v, **options), trained)
-    operator = getattr(torch.ops.vil, f"{backend}_{backend}")
+    operator = getattr(torch.ops.vil, backend)
     arguments = (q, k, v, None, None, valid, None, to_numbers(window, 0), 0.3)
-    assert operator(*arguments)[1].shape == (2, 2, 144), "programs that were exported before"
+    assert operator(*arguments)[1].shape == (2, 2, 144)
     assert operator(*arguments, False)[1].numel() == 0
     torch.library.opcheck(operator, (*arguments, False), test_utils="test_faketensor")

@@ -16,7 +16,7 @@ from vil.ops.patterns import parse_pattern
 from vil.ops.testing import errors, make_inputs
 
 ANYWHERE = ("blocked", "masked")
-ON_CPU = (*ANYWHERE, *(["native"] if not library.obstacle() else []))  # see test_flex, test_triton
+ON_CPU = (*ANYWHERE, *(["native"] if not library.obstacle() else []))  # see test_triton
 SMALL = Case(Layout((5, 7), 4, patterns.axial()), 2, 2, 4)
 
 

@@ -100,7 +100,7 @@ def test_an_empty_batch_has_empty_outputs_and_no_bias_gradients(threads):
     inputs, numbers = make_inputs(case), to_numbers(case.window, case.num_global)
     leaves = leaves_of(inputs)
     BACKENDS["native"].resolve()  # declares the operator
-    out, _ = torch.ops.vil.native_native(*leaves.values(), None, None, numbers, 1.0)
+    out, _ = torch.ops.vil.native(*leaves.values(), None, None, numbers, 1.0)
     assert out.shape == inputs.q.shape
     *grads, dtable, dto_global = torch.autograd.grad(out.sum(), list(leaves.values()))
     assert [x.shape for x in grads] == [x.shape for x in (inputs.q, inputs.k, inputs.v)]

@@ -1,7 +1,6 @@
 """Build a backend from a forward pass and a backward pass that recomputes the scores.
 
-The fastest passes on a GPU may come from different libraries, so any two passes can be combined.
-All passes have the same interface:
+The passes of all such backends have the same interface:
 
     forward(call) -> out, lse
     backward(call, out, lse, dout) -> dq, dk, dv, dtable or None, dto_global or None
@@ -10,14 +9,13 @@ out is (B, N, L, D). lse (B, N, L) is the log-sum-exp of the scores of each quer
 (float64 for float64 inputs), and -inf for a query without keys. If `call.needs_lse` is False, lse
 may have any values.
 
-Each combination is a custom torch operator with a FLOP formula. torch.compile and torch.export do
+Each backend is a custom torch operator with a FLOP formula. torch.compile and torch.export do
 not trace into it.
 
 Shapes: B batch, N heads, L tokens, D channels.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -26,8 +24,6 @@ from torch import Tensor
 from torch.library import CustomOpDef
 from torch.utils.flop_counter import register_flop_formula
 
-from vil.ops.attention_case import Case
-from vil.ops.backends import BACKWARDS, FORWARDS, blocked
 from vil.ops.bias import LocalBias
 from vil.ops.call import Call, find_pattern, from_numbers, to_numbers
 from vil.ops.layout import Layout
@@ -42,45 +38,15 @@ STATIC = "SymInt[] numbers, float scale"
 FORWARD_STATIC = f"{STATIC}, bool needs_lse=True"
 
 
-def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
-    """Return the function `unsupported` of a backend with the given forward and backward pass.
+def declare_attention(
+    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[[Call], Tensor]:
+    """Declare the operators of a backend. Returns its function `run`, which takes a `Call` and
+    returns the attention output.
 
-    `unsupported` takes a case, and returns the reasons not to use the backend for this case.
+    name: the backend, such as "blocked". forward, backward: its passes.
     """
-
-    forward_limits, backward_limits = FORWARDS[forward].unsupported, BACKWARDS[backward].unsupported
-
-    def unsupported(case: Case) -> list[str]:
-        reasons = list(forward_limits(case))
-        if case.needs_grad:
-            reasons += backward_limits(case)
-        elif forward != backward:
-            reasons.append(f"without gradients it is the same as the backend {forward}")
-        return list(dict.fromkeys(reasons))
-
-    return unsupported
-
-
-def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
-    """Return the function `prepare` of a backend with the given forward and backward pass.
-
-    `prepare` prepares both passes, for example by compiling them. It returns the reasons if this
-    fails, else an empty list.
-    """
-    steps = FORWARDS[forward].prepare, BACKWARDS[backward].prepare
-
-    def prepare() -> list[str]:
-        return list(dict.fromkeys(reason for step in steps for reason in step()))
-
-    return prepare
-
-
-def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
-    """Return the function `run` of a backend. It takes a `Call` and returns the attention output.
-
-    forward, backward: keys of FORWARDS and BACKWARDS.
-    """
-    operator, shifted = (_operator(forward, backward, is_shifted) for is_shifted in (False, True))
+    operator, shifted = (_declare_passes(name, forward, backward, s) for s in (False, True))
 
     def run(call: Call) -> Tensor:
         assert call.dropout_p == 0, "`unsupported` refuses dropout"
@@ -112,27 +78,26 @@ def _call(
 
 def _new_lse(q: Tensor, needs_lse: bool) -> Tensor:
     """Return an uninitialized log-sum-exp (B, N, L), or an empty tensor if not `needs_lse`."""
-    return q.new_empty(q.shape[:3] if needs_lse else 0, dtype=blocked.wide(q))
+    return q.new_empty(
+        q.shape[:3] if needs_lse else 0, dtype=torch.promote_types(q.dtype, torch.float32)
+    )
 
 
-@cache
-def _operator(forward: str, backward: str, is_shifted: bool) -> CustomOpDef:
-    """Declare the operator vil::<forward>_<backward>, which returns (output, log-sum-exp).
+def _declare_passes(
+    backend: str, run_forward: Callable, run_backward: Callable, is_shifted: bool
+) -> CustomOpDef:
+    """Declare the operator vil::<backend>, which returns (output, log-sum-exp), and its gradient.
 
     If the operator is called with needs_lse=False, the log-sum-exp is an empty tensor.
-    is_shifted: declare vil::<forward>_<backward>_shifted, which reads the value of `neighbor`. So
+    is_shifted: declare vil::<backend>_shifted, which reads the value of `neighbor`. So
     torch.compile must leave it out of CUDA graphs.
-
-    Cached, because torch removes an operator that is declared again: a backend and its pair, such
-    as "blocked" and "blocked+blocked", share one.
     """
-    suffix = "_shifted" if is_shifted else ""
-    run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}{suffix}"
-    gradient = _gradient(backward, is_shifted)
+    name = f"vil::{backend}_shifted" if is_shifted else f"vil::{backend}"
+    gradient = _declare_gradient(f"{name}_gradient", run_backward, is_shifted)
 
     def compute(*arguments) -> tuple[Tensor, Tensor]:
         call = _call(arguments[:NUM_INPUTS], *arguments[NUM_INPUTS:])
-        out, lse = run(call)
+        out, lse = run_forward(call)
         return out, lse if call.needs_lse else _new_lse(call.q, needs_lse=False)
 
     def setup_context(ctx: Context, inputs: tuple, output: tuple) -> None:
@@ -142,7 +107,7 @@ def _operator(forward: str, backward: str, is_shifted: bool) -> CustomOpDef:
 
     def differentiate(ctx: Context, dout: Tensor, dlse: Tensor | None) -> tuple:
         if torch.is_grad_enabled():
-            raise no_second_derivative(backward)
+            raise no_second_derivative(backend)
         saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
         grads = call_operator(gradient, *saved, dout, ctx.numbers, ctx.scale)
         biases = [None if bias is None else grad for bias, grad in zip(saved[3:5], grads[3:])]
@@ -167,20 +132,17 @@ def _declare(name: str, compute: Callable, schema: str, is_shifted: bool) -> Cus
     return torch.library.custom_op(name, compute, mutates_args=(), schema=schema, **tags)
 
 
-@cache
-def _gradient(backward: str, is_shifted: bool) -> CustomOpDef:
-    """Declare the operator vil::<backward>_gradient, which runs a backward pass.
+def _declare_gradient(name: str, run_backward: Callable, is_shifted: bool) -> CustomOpDef:
+    """Declare the operator `name`, which runs a backward pass.
 
     The operator returns the gradients of q, k, v, the bias table and the bias toward global tokens.
     The gradient of a missing bias is an empty tensor.
     """
-    suffix = "_shifted" if is_shifted else ""
-    run, name = BACKWARDS[backward].run, f"vil::{backward}_gradient{suffix}"
 
     def compute(q: Tensor, *arguments) -> tuple[Tensor, ...]:
         *tensors, out, lse, dout, numbers, scale = arguments
         with autocast_off(q.device.type):
-            grads = run(_call((q, *tensors), numbers, scale), out, lse, dout)
+            grads = run_backward(_call((q, *tensors), numbers, scale), out, lse, dout)
         return tuple(q.new_empty(0) if grad is None else grad for grad in grads)
 
     def fake(q: Tensor, k: Tensor, v: Tensor, table: Tensor, to_global: Tensor, *rest) -> tuple:
@@ -207,7 +169,7 @@ def no_second_derivative(backend: str) -> RuntimeError:
 def _register_flops(name: str, num_matmuls: int) -> None:
     """Register the FLOP formula of an operator.
 
-    name: the operator, such as "vil::blocked_triton". num_matmuls: number of matrix products in the
+    name: the operator, such as "vil::blocked". num_matmuls: number of matrix products in the
     operator, each with as many FLOPs as q @ k^T.
     """
 

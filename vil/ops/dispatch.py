@@ -15,14 +15,13 @@ from vil.ops.window import ALL_NINE, Window
 from vil.utils.lookup import lookup
 from vil.utils.transforms import is_exporting
 
-for _name in (*BACKENDS, *BACKENDS.pairs):
-    BACKENDS[_name].resolve()
+for _entry in BACKENDS.values():
+    _entry.resolve()
 
 _FUSED = () if torch.version.hip else ("triton",)  # not tested on AMD GPUs
 # {device: backends in order of preference} for a case that is not tuned: the first backend that
 # supports the case and can be prepared is selected. Devices that are not listed use those of cpu.
-# `flex`, which compiles each shape at its first call, and backends that a user registered are
-# selected only if tuned or pinned.
+# Backends that a user registered are selected only if tuned or pinned.
 PREFERENCE = {
     "cpu": ("native", "blocked", "chunk_handgrad", "gathered", "chunk_autograd"),
     "cuda": (*_FUSED, "chunk_handgrad", "gathered", "chunk_autograd"),
@@ -125,7 +124,7 @@ def tuned(case: Case) -> str | None:
 
 
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
-    """Return {backend: verdict} for all backends, and for a pair of passes if it is selected.
+    """Return {backend: verdict} for all backends.
 
     The verdict of the selected backend is "chosen", followed by ", tuned" if tuning found it to be
     fastest, or by ", pinned" if `backend` names it. The verdict of another backend is "could run",
@@ -139,8 +138,7 @@ def explain(case: Case, backend: str = "auto") -> dict[str, str]:
     else:
         chosen, word = lookup(BACKENDS, backend, "backend").name, "chosen, pinned"
     verdicts = {}
-    for name in dict.fromkeys([*BACKENDS, *([chosen] if chosen else [])]):
-        entry = BACKENDS[name]
+    for name, entry in BACKENDS.items():
         if backend != "auto" and name == chosen and (reasons := entry.reasons_against(case)):
             verdicts[name] = f"pinned, but cannot run: {'; '.join(reasons)}"
         else:

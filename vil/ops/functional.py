@@ -66,13 +66,12 @@ def local_attention(
     if q.shape[0] == 0:
         return _no_images(call)
     entry = BACKENDS[choose(Case.of(call), backend)]
-    is_built_in = entry.name in BUILT_IN or "passes" in entry.facts
-    if is_built_in and is_transformed(q, k, v, *bias):  # an operator's jvp would be zero
+    if entry.name in BUILT_IN and is_transformed(q, k, v, *bias):  # an operator's jvp would be zero
         name = "masked" if isinstance(window, Layout) else TRANSFORMABLE
         entry = BACKENDS[choose(Case.of(call), name)]
     with autocast_off(q.device.type):
         call = hide_padding(call)
-        if "passes" not in entry.facts:  # the other backends are operators, which do this
+        if not entry.is_operator:  # operators do this themselves
             call = call.with_offsets()
         return entry.run(call)
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vil.layers.attention.longformer import LongformerAttention
 from vil.layers.block import Block
 from vil.ops import Case, Window
-from vil.ops.backends import BACKENDS, FORWARDS, blocked
+from vil.ops.backends import BACKENDS, blocked
 from vil.ops.call import Call
 from vil.ops.dispatch import choose
 from vil.streaming.global_rows import GlobalRows
@@ -102,7 +102,7 @@ def attention_bytes(
         name = choose(Case.of(call), attn.backend)
         memory.peak = memory.now
         with autocast_off(device.type):
-            if name.partition("+")[0] in FORWARDS:  # a custom operator, not counted inside
+            if BACKENDS[name].is_operator:  # not counted inside
                 blocked.forward(call, sizes_only=True)
             else:
                 BACKENDS[name].run(call)

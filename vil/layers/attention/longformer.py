@@ -77,7 +77,7 @@ class LongformerAttention(LocalAttention):
         window = self.window(grid, self.mode)
         call = dict(batch=q.shape[0], dtype=q.dtype, device=q.device.type)
         case = self.make_case(window, training=True, padded=valid_hw is not None, **call)
-        if "passes" not in BACKENDS[choose(case, self.backend)].facts:
+        if not BACKENDS[choose(case, self.backend)].is_operator:
             return self._attend_uncompiled(q, k, v, grid, valid_hw)
         return self.attend(q, k, v, window, self.bias(grid), valid_hw, self.neighbor)
 

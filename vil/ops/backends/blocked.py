@@ -23,6 +23,7 @@ from vil.ops.attention_case import Case
 from vil.ops.backends.chunk_layout import from_tiles, to_tiles
 from vil.ops.backends.chunk_plan import Plan, make_plan
 from vil.ops.call import Call, Gradients
+from vil.ops.custom_op import declare_attention
 from vil.ops.window import real_cells
 from vil.utils.transforms import is_exporting
 
@@ -418,3 +419,6 @@ class BiasSums:
             add_at(table[self.part.heads].mT, index.flatten(), self.tiles.flatten(1).mT)
         if to_global is not None and self.first is not None:
             to_global[self.part.heads] += self.first
+
+
+attend = declare_attention("blocked", forward, backward)

@@ -21,6 +21,7 @@ from torch import Tensor
 from vil.ops.attention_case import Case
 from vil.ops.backends import blocked
 from vil.ops.call import Call, Gradients
+from vil.ops.custom_op import declare_attention
 from vil.ops.layout import Layout
 from vil.ops.native import library
 from vil.ops.window import Mask, Window
@@ -171,3 +172,6 @@ def _layout_keys(layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
         span=tuple((largest * layout.size + layout.size - 1).tolist()),
         layout_heads=layout.heads, mask_bytes=masks.shape[2],
     ), tensors  # fmt: skip
+
+
+attend = declare_attention("native", forward, backward)

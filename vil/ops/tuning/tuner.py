@@ -17,7 +17,6 @@ from torch import Tensor
 
 from vil.ops import testing
 from vil.ops.attention_case import Case
-from vil.ops.backends import PAIRS, flex
 from vil.ops.dispatch import BACKENDS, CHOICES
 from vil.ops.layout import Layout
 from vil.utils.errors import one_line
@@ -64,15 +63,14 @@ def tune(
 ) -> list[Trial]:
     """Measure backends, and store the fastest in CHOICES, the dict of selected backends.
 
-    names: keys of BACKENDS, by default all and, in training, the pairs of passes in PAIRS.
+    names: keys of BACKENDS, by default all.
     rounds: how often a backend is timed (a slow one only once, see LIMITS).
     max_bytes: memory limit for each backend, by default half of the free memory.
     Only some images of a large batch are timed. Returns usable backends, fastest first, then
     rejected ones with the reason. Raises ValueError for an unknown name or device.
     """
     lookup(MAX_SCORES, case.device, "device to measure on")
-    pairs = PAIRS.get(case.device, ()) if case.needs_grad else ()
-    names = [*BACKENDS, *pairs] if names is None else list(dict.fromkeys(names))
+    names = list(BACKENDS) if names is None else list(dict.fromkeys(names))
     for name in names:
         lookup(BACKENDS, name, "backend")
     trial_case = replace(case, batch=timed_batch(case))
@@ -86,7 +84,6 @@ def tune(
     trials.sort(key=lambda trial: trial.seconds)
     if trials:
         CHOICES[case.bucket()] = trials[0].name
-    flex.forget()  # free the compiled shapes of the trials
     return trials + [Trial(name, reasons[name]) for name in names if reasons[name]]
 
 
@@ -156,10 +153,8 @@ def expected_bytes(name: str, case: Case) -> int:
     """Estimate the peak memory of the forward and backward pass in bytes, without the inputs.
 
     The passes run on fake tensors. Returns 0, for unknown, if the backend does not support
-    them, or if it compiles its code with torch.compile.
+    them.
     """
-    if BACKENDS[name].facts.get("compiles"):
-        return 0
     try:
         with fake_memory() as memory:
             inputs = testing.make_inputs(case)

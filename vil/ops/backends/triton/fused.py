@@ -28,6 +28,7 @@ from vil.ops.backends.triton.gradients import bias_gradients, global_gradients
 from vil.ops.backends.triton.launch import Launcher, Tokens, interpreted
 from vil.ops.backends.triton.plan import make_plan
 from vil.ops.call import Call, Gradients
+from vil.ops.custom_op import declare_attention
 
 HEAD_DIMS = (16, 128)
 WINDOWS = (2, 32)
@@ -134,3 +135,6 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
             global_gradients(launcher, tensors, dk, dv)
         biases = bias_gradients(launcher, tensors)
     return dq, dk, dv, *biases
+
+
+attend = declare_attention("triton", forward, backward)
