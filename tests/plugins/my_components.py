@@ -100,8 +100,9 @@ class Grays(ImageDataset):
 
 def regression():
     """Image regression: one number per image, here its mean brightness."""
-    from vil.data import build as data
     from vil.data import build_dataset
+    from vil.data.build import read_settings
+    from vil.data.transforms import eval_transform
     from vil.engine.build import MEMORY_FORMATS, amp_dtype
     from vil.engine.distributed import all_reduce_sum
     from vil.engine.evaluation import iter_in_step
@@ -109,7 +110,7 @@ def regression():
     from vil.integrations.build import build_network
     from vil.pretrained.load_weights import load_weights
     from vil.tasks.base import Task
-    from vil.tasks.image.build import build_eval_transform
+    from vil.tasks.image.build import transform_settings
 
     class Brightness(Task):
         metric = Metric("mae", higher_is_better=False, label="mean absolute error")
@@ -129,17 +130,17 @@ def regression():
             return load_weights(model, path)
 
         def open(self, name, split):
-            own = dict(self.cfg.DATA.KWARGS)
-            return build_dataset(name, "", split, build_eval_transform(self.cfg), **own)
+            transform = eval_transform(self.cfg.INPUT.IMAGE_SIZE, **transform_settings(self.cfg))
+            return build_dataset(name, "", split, transform, **self.cfg.DATA.KWARGS)
 
         def train_loader(self, dist, *, bad_file=None, dataset=None):
-            return data.build_train_loader(
-                self.cfg, dist, self.device, lambda: self.open(self.cfg.DATA.TRAIN[0], "train")
+            return read_settings(self.cfg).train_loader(
+                dist, self.device, lambda: self.open(self.cfg.DATA.TRAIN[0], "train")
             )
 
         def test_loaders(self, dist, *, bad_file=None, datasets=None):
-            self.test_sets = data.build_test_loaders(
-                self.cfg, dist, self.device, lambda name: self.open(name, "val")
+            self.test_sets = read_settings(self.cfg).test_loaders(
+                dist, self.device, lambda name: self.open(name, "val")
             )
             return self.test_sets
 

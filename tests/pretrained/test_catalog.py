@@ -14,11 +14,12 @@ from torch.testing import assert_close
 
 import vil
 from vil.config import get_config
+from vil.data.transforms import eval_transform
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.catalog import IMAGENET_CLASSES, SHIPPED, load_weight_classes
 from vil.pretrained.convert_2021 import get_2021_names
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
-from vil.tasks.image.build import build_eval_transform
+from vil.tasks.image.build import transform_settings
 from vil.utils.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,8 @@ def test_metadata_of_members(weights):
     assert transform(picture.convert("LA")).shape == transform(picture).shape
     size = meta["build"]["img_size"]
     assert transform(picture).shape == (3, size, size)
-    assert_close(transform(picture), build_eval_transform(cfg)(picture))
+    recipe = eval_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg))
+    assert_close(transform(picture), recipe(picture))
     assert meta["status"] == ("measured" if "Nano" in repr(weights) else "published")
     if meta["categories"]:
         assert len(meta["categories"]) == meta["build"]["num_classes"] == cfg.DATA.NUM_CLASSES

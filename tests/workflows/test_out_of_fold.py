@@ -10,8 +10,6 @@ import vil
 from tests.common.data_files import png_bytes, write_tsv
 from tests.common.small_runs import SMALL
 from tests.common.small_runs import vil as command
-from vil.utils.errors import ConfigError
-from vil.workflows.out_of_fold import check_fold_numbers
 
 CLASSES, PER_CLASS, FOLDS = 3, 4, 3
 NAMES = [f"part{number}.yaml" for number in range(FOLDS)]
@@ -120,18 +118,3 @@ def test_wrong_runs(runs, words, message, monkeypatch):
     ended = command("predict", "--out-of-fold", *words)
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err
-
-
-@pytest.mark.parametrize(
-    ("folds", "message"),
-    [
-        ({"a": (0, 3), "b": (1, 2)}, "different numbers of folds .*: a 3, b 2"),
-        ({"a": (1, 3), "b": (1, 3)}, "a and b are both fold 1"),
-        ({"a": (1, 4), "b": (3, 4)}, "2 of 4 folds have no run: add the runs with DATA.FOLD 0, 2"),
-    ],
-)
-def test_numbers_of_folds(folds, message):
-    with pytest.raises(ConfigError, match=message):
-        check_fold_numbers(folds)
-    check_fold_numbers({"a": (0, 2), "b": (1, 2)})
-    check_fold_numbers({"a": (0, 0), "b": (0, 0)})

@@ -313,28 +313,6 @@ def read_options(cfg: CfgNode) -> dict[str, Any]:
     )
 
 
-def build_train_loader(
-    cfg: CfgNode,
-    dist: DistInfo,
-    device: torch.device,
-    open_dataset: Callable[[], LoadableDataset],
-    **options: Any,
-) -> TrainLoader:
-    """Build this rank's training loader of a config, see `DataSettings.train_loader`."""
-    return read_settings(cfg).train_loader(dist, device, open_dataset, **options)
-
-
-def build_test_loaders(
-    cfg: CfgNode,
-    dist: DistInfo,
-    device: torch.device,
-    open_dataset: Callable[[str], LoadableDataset],
-    **options: Any,
-) -> dict[str, EvalLoader]:
-    """Build this rank's loaders of a config's test sets, see `DataSettings.test_loaders`."""
-    return read_settings(cfg).test_loaders(dist, device, open_dataset, **options)
-
-
 def check_extras(names: Iterable[str]) -> None:
     """Raise DataError if a dataset needs a package that is not installed.
 

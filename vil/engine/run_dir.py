@@ -21,7 +21,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -39,7 +38,6 @@ from vil.utils.machine import now, version
 IN_USE = (errno.EWOULDBLOCK, errno.EACCES)  # another process holds a lock
 LOCK_ATTEMPTS, LOCK_SECONDS = 5, 0.02  # seconds between attempts
 log = logging.getLogger(__name__)
-HELD: set[int] = set()  # descriptors of locked folders
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 
 
@@ -55,14 +53,13 @@ class RunDir:
         self.checkpoints = self.folder / "checkpoints"
         self.writes, self.step, self.begun, self.ended = dist.is_main, 0, False, False
         if self.writes:
-            self.lock, self.folder_lock = open_folder(self.folder), None
+            self.lock = open_folder(self.folder)
+            self.descriptor = os.open(self.folder, os.O_RDONLY)  # for `find_move`
         try:
-            if self.writes:
-                self.folder_lock = lock_folder(self.folder)
             with os_error_as(RunFolderError, f"{self.folder / 'log.txt'} cannot be written"):
                 self.log = RunLogger(self.folder, enabled=self.writes)
         except BaseException:
-            self._release_locks()
+            self._close()
             raise
         self.ended_by: BaseException | None = None  # what ended the run, if it is not raised
         self.reason = ""  # why a finished run ended before its last epoch, for status.json
@@ -80,10 +77,10 @@ class RunDir:
 
     def find_move(self) -> str:
         """Return a message if the folder was moved or removed since the run started, else ""."""
-        if not self.writes or self.folder_lock is None:
+        if not self.writes:
             return ""
         try:
-            if os.path.samestat(self.folder.stat(), os.fstat(self.folder_lock)):
+            if os.path.samestat(self.folder.stat(), os.fstat(self.descriptor)):
                 return ""
         except (FileNotFoundError, NotADirectoryError):
             pass
@@ -143,12 +140,12 @@ class RunDir:
         state, code, reason = outcome(error or self.ended_by)
         if self.begun or (self.ended and code == 0 and not self._is_finished()):
             self.status(state, code, reason or self.reason)
-        self._release_locks()
+        self._close()
 
-    def _release_locks(self) -> None:
+    def _close(self) -> None:
         if self.writes:
             self.lock.close()
-            release_lock(self.folder_lock)
+            os.close(self.descriptor)
 
     def _is_finished(self) -> bool:
         """Return whether status.json records that the run is finished."""
@@ -230,44 +227,6 @@ def is_locked(folder: Path) -> bool:
         except OSError as error:
             return error.errno in IN_USE
     return False
-
-
-def lock_folder(folder: Path) -> int:
-    """Open the folder itself, and lock it in case `run.lock` is deleted. Returns the file
-    descriptor.
-
-    Forked loader workers close the descriptor, because they may outlive the run. A file system that
-    cannot lock folders is accepted. Raises RunInUseError if another process holds the lock.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in IN_USE:
-            os.close(descriptor)
-            message = f"{folder} is in use by another process, whose run.lock was deleted"
-            raise RunInUseError(f"{message}: choose another --output_dir") from error
-    HELD.add(descriptor)
-    return descriptor
-
-
-def release_lock(descriptor: int | None) -> None:
-    """Release a lock. descriptor: the result of `lock_folder`."""
-    if descriptor in HELD:
-        HELD.remove(descriptor)
-        with suppress(OSError):  # of a file system that cannot lock folders
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def close_inherited_locks() -> None:
-    """Close the descriptors of `lock_folder` in a forked process, so that it does not hold the
-    locks."""
-    while HELD:
-        os.close(HELD.pop())
-
-
-os.register_at_fork(after_in_child=close_inherited_locks)
 
 
 def append(file: Path, text: str) -> None:

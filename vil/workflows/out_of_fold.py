@@ -71,7 +71,6 @@ def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None)
     why = "--out-of-fold needs a task that opens its training set by the method open_train_set"
     refuse_without(configs[0].TASK, "open_train_set", why)
     check_same(configs, [found.class_names for found in runs.values()])
-    check_fold_numbers({run: (cfg.DATA.FOLD, cfg.DATA.FOLDS) for run, (cfg, _) in runs.items()})
     names, folds = {name for cfg in configs for name in cfg.DATA.TRAIN}, []
     for run, (cfg, class_names) in runs.items():
         if cfg.DATA.TARGETMAP:
@@ -100,33 +99,6 @@ def sample_names(name: str, dataset: Dataset) -> Iterator[str]:
     "", yield only the name of the sample."""
     prefix = f"{name}/" if name else ""
     return (f"{prefix}{dataset.sample_name(index)}" for index in range(len(dataset)))
-
-
-def check_fold_numbers(runs: Mapping[str, tuple[int, int]]) -> None:
-    """Check the fold numbers of the runs, if any run sets DATA.FOLDS.
-
-    Raises ConfigError unless all runs have the same number of folds, and there is exactly one run
-    for each fold number. runs: {folder of a run: (DATA.FOLD, DATA.FOLDS)}.
-    """
-    counts = {run: count for run, (_, count) in runs.items()}
-    if not any(counts.values()):
-        return
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{run} {count}" for run, count in counts.items())
-        raise ConfigError(f"the runs have different numbers of folds (DATA.FOLDS): {listed}")
-    total, run_of = max(counts.values()), {}
-    for run, (number, _) in runs.items():
-        if number in run_of:
-            raise ConfigError(
-                f"{run_of[number]} and {run} are both fold {number} (DATA.FOLD): give one run for "
-                "each fold"
-            )
-        run_of[number] = run
-    if missing := sorted(set(range(total)) - set(run_of)):
-        numbers = ", ".join(map(str, missing))
-        raise ConfigError(
-            f"{len(missing)} of {total} folds have no run: add the runs with DATA.FOLD {numbers}"
-        )
 
 
 def check_coverage(folds: Sequence[Fold]) -> None:

@@ -1,14 +1,9 @@
 """A dataset of 1,797 scanned digits of 8 x 8 pixels, which are part of scikit-learn.
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
-
-The package ships digits_sample.zip for `vil predict --sample`: the 360 validation digits, named
-<class>/<index in scikit-learn's data>.png. `python -m vil.data.datasets.digits` regenerates it.
 """
 
 import io
-import zipfile
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -16,10 +11,6 @@ from PIL import Image
 
 from vil.data.dataset import ImageDataset, Transform
 from vil.data.datasets.image_list import ImageSource
-from vil.utils.errors import DataError
-
-ARCHIVE = Path(__file__).parents[2] / "weights/digits_sample.zip"
-TIMESTAMP = (2026, 1, 1, 0, 0, 0)  # fixed, so that regenerating the zip gives the same bytes
 
 
 class Digits(ImageDataset):
@@ -55,14 +46,10 @@ class Digits(ImageDataset):
 
 def load() -> tuple[np.ndarray, np.ndarray]:
     """Load all digits of scikit-learn. Returns (pixels, targets): (1797, 8, 8) uint8 in 0..255, and
-    (1797,) int64. Raises DataError if scikit-learn is not installed."""
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.utils import Bunch
-    except ImportError as error:
-        raise DataError(
-            "scikit-learn, which contains the digits, is not installed: pip install scikit-learn"
-        ) from error
+    (1797,) int64."""
+    from sklearn.datasets import load_digits
+    from sklearn.utils import Bunch
+
     table = cast(Bunch, load_digits())
     pixels = np.round(table.images * (255 / 16)).astype(np.uint8)
     return pixels, table.target.astype(np.int64)
@@ -81,23 +68,14 @@ def split_indices(targets: np.ndarray, split: str) -> np.ndarray:
 
 
 def read_demo_digits() -> tuple[list[ImageSource], list[str]]:
-    """Return the images of digits_sample.zip, and a list with the class name of each image."""
-    with zipfile.ZipFile(ARCHIVE) as archive:
-        names = sorted(archive.namelist())
-        images = [ImageSource(name, archive.read(name)) for name in names]
-    return images, [name.split("/")[0] for name in names]
+    """Return the validation digits as PNG files, and a list with the class name of each.
 
-
-def write_demo_digits() -> None:
-    """Write digits_sample.zip. Needs scikit-learn."""
-    held_out = Digits(None, "val")
-    with zipfile.ZipFile(ARCHIVE, "w") as archive:
-        for number, pixels, target in zip(held_out.indices, held_out.pixels, held_out.targets):
-            data = io.BytesIO()
-            Image.fromarray(pixels).save(data, "png")
-            entry = zipfile.ZipInfo(f"{target}/{number:04}.png", TIMESTAMP)
-            archive.writestr(entry, data.getvalue())
-
-
-if __name__ == "__main__":
-    write_demo_digits()
+    The files are named <class>/<index in scikit-learn's data>.png and sorted by name.
+    """
+    held_out, files = Digits(None, "val"), {}
+    for number, pixels, target in zip(held_out.indices, held_out.pixels, held_out.targets):
+        content = io.BytesIO()
+        Image.fromarray(pixels).save(content, "png")
+        files[f"{target}/{number:04}.png"] = content.getvalue()
+    images = [ImageSource(name, files[name]) for name in sorted(files)]
+    return images, [image.name.split("/")[0] for image in images]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
 
@@ -416,16 +416,6 @@ def build_train_transform(cfg: CfgNode, images: Mapping[str, Any]) -> Callable:
         own["registered"] = build_transform(aug.TRANSFORM, cfg.INPUT.IMAGE_SIZE, arguments)
     own |= dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO), channels=cfg.INPUT.CHANNELS)
     return train_transform(cfg.INPUT.IMAGE_SIZE, **images, **own)
-
-
-@as_config_error
-def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
-    """Build the transform that converts images to tensors (c, S, S) for evaluation.
-
-    c is INPUT.CHANNELS, and S is INPUT.IMAGE_SIZE.
-    """
-    images = transform_settings(cfg)
-    return eval_transform(cfg.INPUT.IMAGE_SIZE, channels=cfg.INPUT.CHANNELS, **images)
 
 
 def transform_settings(cfg: CfgNode) -> dict[str, Any]:
