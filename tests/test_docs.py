@@ -392,6 +392,18 @@ def test_the_guide_has_the_measured_gain_of_distillation():
         assert f"| {start} | {' | '.join(cells)} |" in text
 
 
+def test_the_guide_has_the_measured_gain_of_a_teacher_of_detectors():
+    text = read("docs/guides/distillation.md")
+    found = json.loads((RESULTS / "detector-distillation.json").read_text())
+    assert f"with a box AP of {found['teacher']:.1f} on 400 others" in text
+    for name, values in found["box_ap"].items():
+        label = {"alone": "alone", "alone more epochs": "alone, more epochs"}.get(
+            name, f"with the teacher, `DISTILL.SHARE {name.partition(' ')[2]}`"
+        )
+        epochs = found["epochs"]["more" if "more" in name else "few"]
+        assert f"| {label} | {epochs} | {', '.join(f'{v:.2f}' for v in values)} |" in text
+
+
 def test_the_guides_have_the_measured_starts_on_few_pictures():
     rows = json.loads((RESULTS / "stamps.json").read_text())["rows"]
     for page in ("docs/guides/distillation.md", "docs/tutorials/pretrained.md"):
