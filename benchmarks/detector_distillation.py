@@ -1,6 +1,6 @@
 """Train small detectors from nothing, with a larger detector as the teacher and without one.
 
-  python benchmarks/detector_distillation.py [--folder FOLDER] [--json FILE]    three quarters of an hour
+  python benchmarks/detector_distillation.py [--folder FOLDER] [--json FILE]   45 minutes
 
 The teacher is scenes/mask_rcnn_vil_nano.yaml on 2,000 scenes. The students have half of its
 channels, a block per stage, and a quarter of its scenes. All start from random weights. Students

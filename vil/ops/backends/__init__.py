@@ -51,6 +51,7 @@ class Backend(Entry):
     unsupported, prepare: the functions that the properties of the same names describe, or their
     locations. By default, every case is supported, and nothing is prepared.
     layouts: whether the layouts of patterns are supported. By default, only windows are supported.
+    operator: whether the function is an operator of `vil.ops.custom_op`. False by default.
     """
 
     @cached_property
@@ -101,8 +102,8 @@ class Backend(Entry):
 
     @property
     def is_operator(self) -> bool:
-        """Whether the backend is an operator of `vil.ops.custom_op`."""
-        return self.name in OPERATORS
+        """Whether the function is an operator of `vil.ops.custom_op`."""
+        return bool(self.facts.get("operator"))
 
     def resolve(self) -> None:
         """Import the backend's functions now instead of at first use.
@@ -123,7 +124,6 @@ class BackendRegistry(Registry[Backend]):
 
 
 FORMER_NAMES = {"masked_sdpa": "masked"}  # in configs and folders of earlier runs
-OPERATORS = ("blocked", "native", "triton")  # their backward passes recompute the scores
 BACKENDS = BackendRegistry()
 
 
@@ -142,20 +142,20 @@ def _add(name: str, home: str, about: str, limits: str | None = None, **facts: A
 
 
 _RECOMPUTES = "the backward pass recomputes the scores"
-_ALL = {"limits": "unsupported", "layouts": True}
+_PASSES = dict(limits="unsupported", layouts=True, operator=True)
 _UNFOLD = "a copy of each token's neighbors, by"
 _SLIDING = "vil_2021.sliding_chunk"
-_add("masked", "masked:run", "full attention with a dense mask", **_ALL)
+_add("masked", "masked:run", "full attention with a dense mask", "unsupported", layouts=True)
 _add("gathered", "gathered:run", "fused attention on gathered neighbor chunks; exportable")
-_add("blocked", "blocked:attend", f"a few chunks at a time; {_RECOMPUTES}", **_ALL)
+_add("blocked", "blocked:attend", f"a few chunks at a time; {_RECOMPUTES}", **_PASSES)
 _add(
     "native",
     "native:attend",
     f"compiled C++ for CPUs; {_RECOMPUTES}",
-    **_ALL,
+    **_PASSES,
     prepare=f"{__name__}.native:prepare",
 )
-_add("triton", "triton.fused:attend", f"fused Triton kernels; {_RECOMPUTES}", **_ALL)
+_add("triton", "triton.fused:attend", f"fused Triton kernels; {_RECOMPUTES}", **_PASSES)
 _add("chunk_autograd", f"{_SLIDING}:run_autograd", "sliding chunks, backward by autograd")
 _add("chunk_handgrad", f"{_SLIDING}:run_handgrad", "sliding chunks, hand-written backward")
 _add("unfold_tensor", "vil_2021.unfold:run_tensor", f"{_UNFOLD} views", "unsupported")
