@@ -187,8 +187,8 @@ def understood(commands: Commands, place: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("line", cases(KEYED))
-def test_commands_are_understood(line, commands, place):
-    understood(commands, place, VIL_LINES[line])
+def test_commands_are_understood(line, commands, files):
+    understood(commands, files, VIL_LINES[line])
 
 
 # In a fork, because a component stays registered.

@@ -75,17 +75,18 @@ def test_the_parameters_are_those_of_the_reference():
     assert {name(row): counts.count(row.config).parameters for row in PUBLISHED} == EXACT
 
 
-@pytest.mark.parametrize("row", PUBLISHED, ids=name)
-def test_parameters_round_to_the_published_ones(row):
-    digits = len(row.parameters.partition(".")[2])
-    rounded = f"{counts.count(row.config).parameters / 1e6:.{digits}f}"
-    assert (rounded == row.parameters) != (name(row) in OTHER_PARAMETERS)
+def test_parameters_round_to_the_published_ones():
+    different = set()
+    for row in PUBLISHED:
+        digits = len(row.parameters.partition(".")[2])
+        if f"{counts.count(row.config).parameters / 1e6:.{digits}f}" != row.parameters:
+            different.add(name(row))
+    assert different == OTHER_PARAMETERS.keys()
 
 
-@pytest.mark.parametrize("row", PUBLISHED, ids=name)
-def test_macs_are_within_half_a_percent_of_the_published_ones(row):
-    off = counts.count(row.config).macs / (float(row.macs) * 1e9) - 1
-    assert (abs(off) < 0.005) != (name(row) in OTHER_MACS)
+def test_macs_are_within_half_a_percent_of_the_published_ones():
+    off = {name(r): counts.count(r.config).macs / (float(r.macs) * 1e9) - 1 for r in PUBLISHED}
+    assert {model for model, share in off.items() if abs(share) >= 0.005} == OTHER_MACS.keys()
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=name)

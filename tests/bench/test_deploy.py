@@ -60,6 +60,7 @@ def compare(subject, *paths, least=97.0):
     return deploy.compare_paths([subject], ("eager", *paths), **options)
 
 
+@pytest.mark.long
 def test_a_path_that_disagrees_is_refused(subject, monkeypatch):
     """By name, with the share of images, and without a speed."""
 
@@ -79,6 +80,7 @@ def test_a_path_that_disagrees_is_refused(subject, monkeypatch):
     assert set(row.speed) == {1, 4}
 
 
+@pytest.mark.long
 def test_a_path_of_nans_is_refused(subject, monkeypatch):
     def nan(subject):
         return deploy.Deployment(lambda: lambda x: x.mean((2, 3)) * torch.nan, 0)
@@ -87,6 +89,7 @@ def test_a_path_of_nans_is_refused(subject, monkeypatch):
     assert compare(subject, "nan", least=0)[1].reason == "not timed: some logits are not finite"
 
 
+@pytest.mark.long
 def test_a_path_that_fails_has_a_reason(subject, monkeypatch):
     def fails(subject):
         raise ValueError("no such thing")

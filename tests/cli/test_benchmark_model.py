@@ -51,6 +51,7 @@ def test_every_way_backend_and_other_model_is_a_row(result):
         assert [line["way"] for line in csv.DictReader(file)] == [key[1] for key in rows]
 
 
+@pytest.mark.long
 def test_the_profile_names_modules_and_writes_traces(result):
     folder, out = result
     for way in ("fp32", "bf16+nhwc"):

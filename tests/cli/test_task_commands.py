@@ -128,16 +128,31 @@ def check(ended, is_refused: bool, file: str = "") -> None:
 
 
 CELLS = [(row, task) for row in ROWS for task in SMALL_TASKS]
+# Other results than those of classification, by the same code.
+ALIKE = ("multilabel", "regression", "distillation", "simmim")
+# tests/cli/test_export_command.py compiles a classifier, and tests/tasks/test_every_task.py exports
+# models of labels and of numbers.
+SLOW = [
+    (row, task)
+    for row, task in CELLS
+    if (row, task) not in refused()
+    and (
+        (row == "export --to aoti" and task != "segmentation")
+        or (row.startswith("export") and task in ("multilabel", "regression"))
+    )
+]
 LONG = [
     (row, task)
     for row, task in CELLS
-    if re.match("export|tune|benchmark|predict --sample", row)
-    # other results than those of classification, by the same code
-    or (task in ("multilabel", "regression") and (row, task) not in refused())
+    if (row, task) not in SLOW
+    and (
+        re.match("export|tune|benchmark|predict --sample", row)
+        or (task in ALIKE and (row, task) not in refused())
+    )
 ]
 
 
-@pytest.mark.parametrize("cell", cases(CELLS, LONG, text=" ".join), ids=" ".join)
+@pytest.mark.parametrize("cell", cases(CELLS, LONG, text=" ".join, slow=SLOW), ids=" ".join)
 def test_a_command_gives_a_result_or_a_reason(cell, place):
     row, task = cell
     words, file = ROWS[row]
@@ -149,10 +164,22 @@ def test_the_table_names_commands_of_this_test():
     assert {row for row, _ in refused()} <= ROWS.keys()
 
 
-@pytest.mark.parametrize("task", cases(SMALL_TASKS))
-@pytest.mark.parametrize("row", ["predict", "predict --out-of-fold"])
-def test_every_format(row, task, place):
+ROWS_WITH_FORMATS = [
+    (row, task) for row in ("predict", "predict --out-of-fold") for task in SMALL_TASKS
+]
+LONG_FORMATS = [
+    (row, task)
+    for row, task in ROWS_WITH_FORMATS
+    if row.endswith("fold") and task not in ("classification", "detection")
+]
+
+
+@pytest.mark.parametrize(
+    "cell", cases(ROWS_WITH_FORMATS, LONG_FORMATS, text=" ".join), ids=" ".join
+)
+def test_every_format(cell, place):
     """Of the task; those of other tasks are refused with the choices."""
+    row, task = cell
     words, *_ = ROWS[row]
     for name in FORMATS:
         is_refused = name not in TASKS[task].facts["formats"] or (row, task) in refused()
@@ -179,7 +206,8 @@ def test_other_checkpoints_do_not_replace_the_results_of_the_best(task, train_ru
     assert list((run / "eval").glob("*/results.json"))
 
 
-@pytest.mark.parametrize("task", cases(SMALL_TASKS, long=SMALL_TASKS))
+@pytest.mark.long
+@pytest.mark.parametrize("task", cases(["classification", "detection"]))
 def test_a_sweep_has_the_mean_and_spread_over_folds_or_seeds(task, place):
     axis = "DATA.FOLD" if TASKS[task].load().has_splits else "SEED"
     ended = vil(*place("sweep CONFIG --output out", task), f"{axis}=[0, 1]")

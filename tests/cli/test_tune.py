@@ -98,7 +98,7 @@ def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_p
 def test_a_wrong_backend_of_ones_own_is_named(tmp_path):
     (tmp_path / "mine.py").write_text(WRONG)
     arch = "MODEL.VIT.MSVIT.ARCH=l1,h1,d16,n1,s1,g1,p4,f3,a0"
-    code, out, _ = tune("--import", "mine.py", "--backends", "mine,blocked", arch)
+    code, out, _ = tune("--import", "mine.py", "--backends", "mine,masked", arch)
     assert code == 0
     wrong = r"^  mine +wrong: grad of table is off by 1\.0e-02"
     assert len(re.findall(wrong, out, re.MULTILINE)) == 2, "training, with both windows"
@@ -153,31 +153,24 @@ def test_a_run_of_an_earlier_version_keeps_the_backends_that_it_began_with(train
     assert "native" not in kept.values()
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        (None, "the tuned backend mine is not used: no backend has this name"),
-        ("{", "autotune.json, which lists the attention backends of this run, is ignored"),
-    ],
-    ids=["gone", "damaged"],
-)
-def test_a_choice_of_a_run_that_cannot_be_used_is_a_warning(trained, table, message):
-    shutil.copytree(trained, "run", symlinks=True)
-    kept = json.dumps({a.case.bucket(): "mine" for a in asked(*TINY)})
-    Path("run/autotune.json").write_text(table or kept)
-    outcome = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
-    assert outcome.code == 0
-    assert message in outcome.out + outcome.err
+def test_a_choice_of_a_run_that_cannot_be_used_is_a_warning(trained):
+    """The backend of one is gone, the file of the other is damaged, and its backend is pinned."""
+    shutil.copytree(trained, "gone", symlinks=True)
+    kept = {a.case.bucket(): "mine" for a in asked(*TINY)}
+    Path("gone/autotune.json").write_text(json.dumps(kept))
+    said = resume("gone")
+    assert "the tuned backend mine is not used: no backend has this name" in said
+    shutil.copytree(trained, "damaged", symlinks=True)
+    Path("damaged/autotune.json").write_text("{")
+    said = resume("damaged", "MODEL.VIT.MSVIT.TUNE=True", "MODEL.VIT.MSVIT.BACKEND=gathered")
+    assert "autotune.json, which lists the attention backends of this run, is ignored" in said
+    assert "TUNE has no effect: the config already selects the backend gathered" in said
 
 
-def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
-    pinned = ("MODEL.VIT.MSVIT.TUNE=True", "MODEL.VIT.MSVIT.BACKEND=gathered")
-    outcome = vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1", *pinned)
-    assert outcome.code == 0
-    assert (
-        "TUNE has no effect: the config already selects the backend gathered"
-        in outcome.out + outcome.err
-    )
+def resume(run, *words):
+    outcome = vil("train", "--output_dir", run, "--resume", "OPTIM.EPOCHS=2", *words)
+    assert outcome.code == 0, outcome.err
+    return outcome.out + outcome.err
 
 
 def asked(*words, world=1, training=True):

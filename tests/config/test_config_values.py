@@ -59,6 +59,15 @@ def refusal(file=None, opts=()):
     return str(caught.value)
 
 
+def answer(opts=(), file=None):
+    """The refusal; without one, a text that says so."""
+    try:
+        get_config(file, opts)
+    except ConfigError as error:
+        return str(error) if "\n" not in str(error) else f"more than a line: {error!r}"
+    return "accepted"
+
+
 def as_yaml(tmp_path, key, text):
     """A file that sets one key."""
     *path, name = key.split(".")
@@ -117,30 +126,36 @@ def test_python_values_are_not_read_as_text():
         make_config(None, {"DATA.VAL": [{}]})
 
 
-@pytest.mark.parametrize("key", defaults.KEYS)
-def test_every_key_refuses_a_wrong_type(tmp_path, key):
-    text = WRONG_TYPE[type(defaults.KEYS[key].default)]
-    assert refusal(opts=[key, text]).startswith(f"command line: {key}: expected ")
-    assert f"{key}: expected " in refusal(as_yaml(tmp_path, key, text))
-    if (key, "None") not in SPELLINGS:  # two keys took it in the 2021 original
-        assert f"{key}: expected " in refusal(opts=[key, "None"])
+def test_every_key_refuses_a_wrong_type(tmp_path):
+    wrong = []
+    for key, entry in defaults.KEYS.items():
+        text, expected = WRONG_TYPE[type(entry.default)], f"{key}: expected "
+        found = [answer([key, text]), answer(file=as_yaml(tmp_path, key, text))]
+        if (key, "None") not in SPELLINGS:  # two keys took it in the 2021 original
+            found.append(answer([key, "None"]))
+        by_line = found[0].startswith(f"command line: {expected}")
+        if not by_line or any(expected not in each for each in found):
+            wrong.append((key, found))
+    assert not wrong
 
 
 STRING_LISTS = ("DATA.TRAIN", "DATA.TEST", "DATA.VAL")
 
 
-@pytest.mark.parametrize("key", [name for name, key in defaults.KEYS.items() if key.check])
-def test_every_rule_refuses_something(key):
-    kind = type(defaults.KEYS[key].default)
-    text = "('',)" if key in STRING_LISTS else OUT_OF_RANGE.get(kind, "[2, -1]")
-    if key == "INPUT.MEAN":  # any numbers will do, up to one per channel
-        text = "[]"
-    if key in ("DATA.PATH", "OUTPUT_DIR"):  # any folder will do, but one there must be
-        text = ""
-    message = refusal(opts=[key, text])
-    assert message.startswith(
-        f"command line: {key}: expected {defaults.KEYS[key].check.sentence}, got"
-    )
+def test_every_rule_refuses_something():
+    wrong = []
+    for key, entry in defaults.KEYS.items():
+        if not entry.check:
+            continue
+        text = "('',)" if key in STRING_LISTS else OUT_OF_RANGE.get(type(entry.default), "[2, -1]")
+        if key == "INPUT.MEAN":  # any numbers will do, up to one per channel
+            text = "[]"
+        if key in ("DATA.PATH", "OUTPUT_DIR"):  # any folder will do, but one there must be
+            text = ""
+        found = answer([key, text])
+        if not found.startswith(f"command line: {key}: expected {entry.check.sentence}, got"):
+            wrong.append((key, found))
+    assert not wrong
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1" * 5000, "-" + "9" * 400])
@@ -194,7 +209,7 @@ SCALARS = st.none() | st.booleans() | NUMBERS
 VALUES = st.recursive(SCALARS | TEXT, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(VALUES)
 @example(2**63)
 @example([-(2**64) - 1])

@@ -3,6 +3,8 @@
 timm's lamb counts steps per group, not per parameter.
 """
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -129,11 +131,19 @@ WRONG_STATES = {
 }
 
 
+# The state of other optimizers has other keys and shapes; how a tensor is stored is the same.
+FEW_WRONG = ("one row", "more rows", "one key", "a list")
+OTHER_OPTIMIZERS = ("sgd", "qhm", "lamb", "timm/adafactor", "timm/kron")
+
+
 @pytest.mark.trust(11)
-@pytest.mark.parametrize("change", WRONG_STATES.values(), ids=WRONG_STATES)
-@pytest.mark.parametrize("name", ["adamw", "sgd", "qhm", "lamb", "timm/adafactor", "timm/kron"])
-def test_a_state_of_other_shapes_is_refused_before_it_is_loaded(tmp_path, name, change):
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [*product(["adamw"], WRONG_STATES), *product(OTHER_OPTIMIZERS, FEW_WRONG)],
+)
+def test_a_state_of_other_shapes_is_refused_before_it_is_loaded(tmp_path, name, wrong):
     """Compiled code of the optimizer would write beyond the end of the tensors."""
+    change = WRONG_STATES[wrong]
     objects, resumed = made(name), made(name)
     run(objects, 0, 2)
     save(tmp_path, objects, TrainState(0, 1, 4, 5, name, step=2), dist=DistInfo(), keep=1)

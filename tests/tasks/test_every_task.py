@@ -24,8 +24,8 @@ from vil.workflows.train import train_config
 TASK_NAMES = list(SMALL_TASKS)
 
 
-def train(task, root, folder, **options):
-    cfg = make_config(None, SMALL_TASKS[task], output_dir=root / folder, data=root)
+def train(task, root, folder, *words, **options):
+    cfg = make_config(None, [*SMALL_TASKS[task], *words], output_dir=root / folder, data=root)
     return train_config(cfg, **options)
 
 
@@ -108,7 +108,7 @@ def test_an_exported_file_gives_the_predicted_values(image_run, root, name):
     image = Fake(None, "val", n=1, size=32).image(0)
     model = package.load_for_inference(run)
     expected = values_of(*package.predict(model, image))
-    succeeds("export", "--run", run, "--out", root / name, "--dynamic", "batch")
+    judged = succeeds("export", "--run", run, "--out", root / name, "--dynamic", "batch", "--check")
     file = load_exported(root / name)
     outputs = file(model.transform(image)[None])[0].detach()
     assert outputs.dtype == (torch.float64 if task == "regression" else torch.float32)
@@ -116,7 +116,6 @@ def test_an_exported_file_gives_the_predicted_values(image_run, root, name):
     found = activate[file.metadata["activation"]](outputs)
     assert found.numpy() == pytest.approx(expected, abs=1e-5, rel=1e-5)
     assert file.metadata["task"] == task
-    judged = succeeds("export", "--run", run, "--out", root / name, "--dynamic", "batch", "--check")
     model_line, file_line = re.findall(r"fake \S+ +(loss .+)", judged)
     assert model_line == file_line
 
@@ -156,7 +155,7 @@ def test_drawings_and_the_report(trained, root):
 
 def test_thresholds_are_stored_and_used(root):
     """For the temperature of classification see tests/workflows/test_calibrate_run.py."""
-    run = train("multilabel", root, "calibrated").run_dir
+    run = train("multilabel", root, "calibrated", "OPTIM.EPOCHS=1", "DATA.KWARGS.n=16").run_dir
     said = succeeds("evaluate", "--run", run, "--calibrate")
     stored = json.loads((run / "calibration.json").read_text())
     names = ("fake", "val set fake")
@@ -192,4 +191,6 @@ def test_any_number_of_processes_evaluates_alike(root):
             task: json.loads((run / str(world) / "eval/results.json").read_text())
             for task, run in runs.items()
         }
+        drawn = list((runs["segmentation"] / str(world)).rglob("*.png"))
+        assert len(drawn) == found[world]["segmentation"]["fake_masks"]["count"] == 32
     assert found[1] == found[2] == found[3]

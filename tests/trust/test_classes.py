@@ -37,7 +37,7 @@ def colors(tmp_path_factory):
     """A run that tells three colors apart, and its data."""
     folder = tmp_path_factory.mktemp("colors")
     data, run = paint(folder / "data"), folder / "run"
-    succeeds("train", "--output_dir", run, "--data", data, *TRAIN)
+    succeeds("train", "--output_dir", run, "--data", data, *TRAIN, "RUN.EVAL_EVERY=6")
     assert results_of(run, data)["top1"] == 100
     return run, data
 

@@ -13,12 +13,10 @@ from safetensors.torch import load_file
 import vil
 from tests.common.small_runs import TINY, environment
 
-SETTINGS = (*TINY, "OPTIM.EPOCHS=3")
-
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return vil.train(None, SETTINGS, output_dir=tmp_path_factory.mktemp("runs") / "plain")
+    return vil.train(None, TINY, output_dir=tmp_path_factory.mktemp("runs") / "plain")
 
 
 def weights(result):
@@ -41,7 +39,7 @@ def test_it_gets_each_evaluation_and_changes_nothing(plain, tmp_path):
         assert folder.is_dir()  # saved before
         return True
 
-    result = vil.train(None, SETTINGS, output_dir=tmp_path / "run", on_evaluation=log)
+    result = vil.train(None, TINY, output_dir=tmp_path / "run", on_evaluation=log)
     assert_same_weights(result, plain)
     points = result.history("val/fake")
     assert [(each.step, each.epoch) for each in found] == [(p["step"], p["epoch"]) for p in points]
@@ -63,11 +61,11 @@ def test_its_exception_ends_the_run_which_can_be_resumed(plain, tmp_path):
 
     def fail(evaluation):
         calls.append(evaluation.step)
-        if len(calls) == 2:
+        if len(calls) == 1:
             raise LookupError("the server of the caller is gone")
 
     with pytest.raises(LookupError, match="the server of the caller"):
-        vil.train(None, SETTINGS, output_dir=tmp_path / "run", on_evaluation=fail)
+        vil.train(None, TINY, output_dir=tmp_path / "run", on_evaluation=fail)
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert status["state"] == "failed"
     assert status["reason"] == "LookupError: the server of the caller is gone"
@@ -90,9 +88,9 @@ vil.train(None, {settings!r}, output_dir=os.path.join(sys.argv[1], "run"), on_ev
 
 @pytest.mark.long
 def test_with_two_processes_the_first_one_calls_it(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT.format(settings=list(SETTINGS)))
+    (tmp_path / "train.py").write_text(SCRIPT.format(settings=list(TINY)))
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     words = [sys.executable, *words, str(tmp_path / "train.py"), str(tmp_path)]
     subprocess.run(words, env=environment(), check=True, timeout=300)
-    assert (tmp_path / "0").read_text().split() == ["4", "8", "12"]
+    assert (tmp_path / "0").read_text().split() == ["4", "8"]
     assert not (tmp_path / "1").exists()

@@ -129,7 +129,9 @@ def test_folders_of_weights_are_evaluated(trained, tmp_path):
 def test_in_a_thread(tmp_path):
     results = []
     thread = threading.Thread(
-        target=lambda: results.append(vil.train(None, TINY, output_dir=tmp_path / "run"))
+        target=lambda: results.append(
+            vil.train(None, [*TINY, "OPTIM.EPOCHS=1"], output_dir=tmp_path / "run")
+        )
     )
     thread.start()
     thread.join()

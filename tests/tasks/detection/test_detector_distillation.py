@@ -76,7 +76,7 @@ def test_a_pyramid_does_not_depend_on_the_other_images(kind, strides):
 
 @pytest.mark.parametrize("words", [[], RETINANET], ids=["mask_rcnn", "retinanet"])
 def test_a_detector_learns_its_teacher(words, teacher, root):
-    own = [f"DISTILL.TEACHER={teacher.run_dir}", "DISTILL.SHARE=1.0", "OPTIM.EPOCHS=4", *words]
+    own = [f"DISTILL.TEACHER={teacher.run_dir}", "DISTILL.SHARE=1.0", *words]
     run = train(root / f"learns-{len(words)}", *own)
     lines = metrics(run.run_dir, "train")
     assert lines[-1]["teacher"] < 0.9 * lines[0]["teacher"]
@@ -96,6 +96,7 @@ def test_its_own_network_teaches_nothing(teacher, root, caplog):
     assert "the heads of the detector learn nothing" in caplog.text
 
 
+@pytest.mark.long
 def test_a_run_with_a_teacher_resumes(teacher, root):
     words = [f"DISTILL.TEACHER={teacher.run_dir}", "OPTIM.EMA=0.9"]
     whole = train(root / "whole", *words)

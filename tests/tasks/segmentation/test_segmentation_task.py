@@ -1,4 +1,4 @@
-"""The segmentation task: windows, evaluation by several processes, class weights, outputs."""
+"""The segmentation task: windows, evaluation, class weights, outputs."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from tests.common.small_runs import checkpoint, results, succeeds, torchrun, vil
+from tests.common.small_runs import checkpoint, results, succeeds, vil
 from tests.common.small_tasks import words_of
 from vil.config import get_config
 from vil.tasks import task_for
@@ -40,21 +40,6 @@ def test_a_window_counts_less_towards_its_border():
     assert row[:4].eq(0).all()
     assert row[10:].eq(1).all()
     assert (row[4:10].diff() - row[4:10].diff()[0]).abs().max() < 1e-6
-
-
-@pytest.mark.long
-def test_any_number_of_processes_counts_the_same_pixels(run, tmp_path):
-    alone = vil("evaluate", "--run", run, "--output_dir", tmp_path / "1")
-    assert alone.code == 0, alone.err
-    expected = results(tmp_path / "1")
-    assert expected["fake_masks"]["count"] == 7
-    for world in (2, 3):
-        torchrun(
-            world, ["evaluate", "--run-dir", str(run), "--output_dir", str(tmp_path / str(world))]
-        )
-        assert results(tmp_path / str(world)) == expected
-        files = sorted(file.name for file in (tmp_path / str(world)).rglob("*.png"))
-        assert len(files) == 7
 
 
 def test_evaluation_writes_the_predicted_classes(run, tmp_path):

@@ -7,7 +7,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vil
-from tests.common.small_runs import checkpoint, metrics, succeeds, torchrun
+from tests.common.marks import cases
+from tests.common.small_runs import metrics, succeeds
 from tests.common.small_runs import vil as command
 from tests.common.small_tasks import SMALL_TASKS
 from vil.data.batch import Batch
@@ -128,17 +129,19 @@ def test_a_network_learns_what_is_behind_a_square(tmp_path):
     assert run.metrics["images"]["count"] == 8
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("OPTIM.EMA=0.9", "OPTIM.ACCUMULATE=2"),
-        ("MODEL.ARCH=timm/test_resnet", "OPTIM.LAYER_DECAY=0.8", "SIMMIM.PATCH=8"),
-        ("MODEL.ARCH=timm/test_vit", "INPUT.IMAGE_SIZE=160", "MODEL.PATCH_ATTENTION=window=3"),
-        ("INPUT.CHANNELS=5", "SIMMIM.RATIO=0.9", "INPUT.MEAN=[0.5]", "INPUT.STD=[0.5]"),
-        ("AMP.ENABLED=True", "SIMMIM.PATCH=4"),
-    ],
-    ids=" ".join,
-)
+LONG_OPTIONS = [
+    ("OPTIM.EMA=0.9", "OPTIM.ACCUMULATE=2"),
+    ("MODEL.ARCH=timm/test_vit", "INPUT.IMAGE_SIZE=160", "MODEL.PATCH_ATTENTION=window=3"),
+    ("AMP.ENABLED=True", "SIMMIM.PATCH=4"),
+]
+OPTIONS = [
+    ("MODEL.ARCH=timm/test_resnet", "OPTIM.LAYER_DECAY=0.8", "SIMMIM.PATCH=8"),
+    ("INPUT.CHANNELS=5", "SIMMIM.RATIO=0.9", "INPUT.MEAN=[0.5]", "INPUT.STD=[0.5]"),
+    *LONG_OPTIONS,
+]
+
+
+@pytest.mark.parametrize("words", cases(OPTIONS, LONG_OPTIONS), ids=" ".join)
 def test_options_of_a_run(words, tmp_path):
     run = train(tmp_path / "run", *words, "DATA.KWARGS.n=32")
     losses = [line["loss"] for line in metrics(run.run_dir, "train")]
@@ -146,28 +149,23 @@ def test_options_of_a_run(words, tmp_path):
     assert vil.evaluate(run.run_dir, checkpoint="last") == run.metrics
 
 
-@pytest.mark.long
-def test_two_processes_train_as_one(tmp_path):
-    words = [*MASKED, "MODEL.VIT.DROP_PATH=0"]
-    succeeds("train", *words, "--output_dir", tmp_path / "one")
-    torchrun(2, ["train", *words, f"OUTPUT_DIR={tmp_path}/two"])
-    one, two = (load_file(checkpoint(tmp_path / n) / "model.safetensors") for n in ("one", "two"))
-    assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
+STARTED = {"simmim": "body.", "classification": "", "segmentation": "body."}
 
 
-def test_its_network_starts_other_tasks(trained, tmp_path):
+# as the network of a student, in tests/tasks/distillation
+@pytest.mark.parametrize("task", cases(STARTED, long=("classification", "segmentation")))
+def test_its_network_starts_other_tasks(task, trained, tmp_path):
     """Without the layers that predict pixels; and one run continues from another."""
-    path, own = f"MODEL.MODEL_PATH={trained.run_dir}", weights(trained)
+    path, own, prefix = f"MODEL.MODEL_PATH={trained.run_dir}", weights(trained), STARTED[task]
     body = {n.removeprefix("body."): x for n, x in own.items() if n.startswith("body.")}
-    for task, prefix in (("classification", ""), ("segmentation", "body."), ("simmim", "body.")):
-        words = [path, "OPTIM.LR=1e-12", "OPTIM.EPOCHS=1"]
-        words += ["FINETUNE.HEAD=new"] if task != "simmim" else []
-        loaded = weights(train(tmp_path / task, *words, of=SMALL_TASKS[task], max_steps=1))
-        kept = {n: x for n, x in body.items() if prefix + n in loaded}
-        assert all(torch.allclose(loaded[prefix + n], x) for n, x in kept.items())
-        assert len(kept) >= len(body) - (2 if task == "segmentation" else 0)  # the final norm
-        if task == "simmim":
-            assert torch.allclose(loaded["dense.weight"], own["dense.weight"])
+    words = [path, "OPTIM.LR=1e-12", "OPTIM.EPOCHS=1"]
+    words += ["FINETUNE.HEAD=new"] if task != "simmim" else []
+    loaded = weights(train(tmp_path / task, *words, of=SMALL_TASKS[task], max_steps=1))
+    kept = {n: x for n, x in body.items() if prefix + n in loaded}
+    assert all(torch.allclose(loaded[prefix + n], x) for n, x in kept.items())
+    assert len(kept) >= len(body) - (2 if task == "segmentation" else 0)  # the final norm
+    if task == "simmim":
+        assert torch.allclose(loaded["dense.weight"], own["dense.weight"])
 
 
 def test_it_can_be_a_teacher(trained, tmp_path):
