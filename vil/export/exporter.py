@@ -9,7 +9,7 @@ Shapes: B batch, c input channels, H W image size.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +61,7 @@ def export_model(
     opset: int | None = None,
     metadata: Mapping[str, str] | None = None,
     output: str = "logits",
+    compared: Callable[[Tensor], Tensor] = lambda outputs: outputs,
 ) -> list[Difference]:
     """Export a model to a file, and compare the outputs of the file and the model on random images.
 
@@ -75,6 +76,7 @@ def export_model(
     metadata: entries to store in addition to vil's version, the architecture, the image size and
       the dynamic dimensions.
     output: name of the outputs in an ONNX file.
+    compared: maps outputs to the values to compare, such as numbers in units of their deviation.
 
     Returns a Difference for each image shape that was compared. Raises ValueError if settings
     contradict each other or the model does not support them, ExportError if the file's outputs
@@ -95,7 +97,7 @@ def export_model(
     with write_aside(path) as aside:
         with quiet():
             write(model, spec, aside, metadata)
-        return _compare(aside, format, expected, path)
+        return _compare(aside, format, expected, path, compared)
 
 
 def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
@@ -163,23 +165,29 @@ def _test_shapes(model: nn.Module, spec: ExportSpec) -> list[tuple[int, int, int
 
 
 def _compare(
-    file: Path, format: str, expected: list[tuple[Tensor, Tensor]], path: Path
+    file: Path,
+    format: str,
+    expected: list[tuple[Tensor, Tensor]],
+    path: Path,
+    compared: Callable[[Tensor], Tensor],
 ) -> list[Difference]:
     """Compare the outputs of an exported file with those of the model.
 
     expected: (images, outputs of the model) pairs. path: the final path of the file, for messages.
-    Raises ExportError if the file cannot run or the outputs differ by more than TOLERANCE.
+    compared: see `export_model`. Raises ExportError if the file cannot run, or if values to compare
+    differ by more than TOLERANCE.
     """
     differences, run = [], load_exported(file, format)
     for images, outputs in expected:
         shape = " x ".join(map(str, images.shape))
         try:
-            largest = (run(images) - outputs).abs().max().item()
+            values = compared(outputs)
+            largest = (compared(run(images)) - values).abs().max().item()
         except Exception as error:  # runtimes have their own exceptions
             raise ExportError(
                 f"{path} was not written: running it on {shape} images failed: {one_line(error)}"
             ) from error
-        limit = TOLERANCE * max(1.0, outputs.abs().max().item())
+        limit = TOLERANCE * max(1.0, values.abs().max().item())
         if not largest <= limit:  # also if NaN
             raise ExportError(
                 f"{path} was not written: its outputs for {shape} images differ from those of the "

@@ -25,6 +25,7 @@ from torch import nn
 from vil.models.arch import StageSpec, parse_arch
 from vil.models.registry import ARCHS, DEFAULTS, replace_windows
 from vil.models.vision_longformer import MsViT
+from vil.pretrained.card_schema import timm_transform
 from vil.pretrained.catalog import IMAGENET, get_notes, weight_classes_by_model
 from vil.pretrained.convert_2021 import extract_backbone, has_2021_names, use_2021_rules
 from vil.pretrained.load_weights import translate
@@ -141,7 +142,7 @@ def _create(
             settings |= get_model_args(card)
             if not isinstance(pretrained_cfg, Mapping):  # such as config.json, which users may edit
                 size = (cfg.input_size[0], *to_2tuple(card["model"]["img_size"]))
-                fields |= {"input_size": size, **(card["transform"] or {})}
+                fields |= {"input_size": size, **timm_transform(card)}
         overlay = fields | overlay
         cfg = resolve(pretrained_cfg_overlay=overlay)
     elif pretrained and weights and cfg.url == weights.url and not cfg.state_dict:

@@ -16,7 +16,8 @@ from vil.utils.errors import CheckpointError, one_line
 FORMAT = 1
 MAX_SIDE, MAX_CHANNELS, MAX_CLASSES = 16384, 4096, 10_000_000
 MAX_RESIZED = 4096  # side of an image before its center is cropped, unless the crop is larger
-TRANSFORM = ("mean", "std", "crop_pct", "interpolation", "background")
+TIMM_TRANSFORM = ("mean", "std", "crop_pct", "interpolation")  # fields of timm's pretrained configs
+TRANSFORM = (*TIMM_TRANSFORM, "background", "value_range")
 
 
 def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
@@ -43,9 +44,17 @@ def is_transform(value: Any) -> bool:
         and all(map(is_channels, (value[key] for key in ("mean", "std") if key in value)))
         and min(value.get("std", [1]), default=0) > 0
         and is_color(value.get("background", [0, 0, 0]))
+        and is_channels(value.get("value_range", []))
+        and len(value.get("value_range", [])) in (0, 2)
         and is_number(value.get("crop_pct", 1), 0, 1)
         and isinstance(value.get("interpolation", ""), str)
     )
+
+
+def timm_transform(card: Mapping) -> dict[str, Any]:
+    """Return the input transform of a model card as fields of a pretrained config of timm."""
+    transform = card["transform"] or {}
+    return {key: transform[key] for key in TIMM_TRANSFORM if key in transform}
 
 
 def is_color(value: Any) -> bool:

@@ -16,7 +16,7 @@ from timm.layers import to_2tuple
 from vil.models.arch import format_attention, parse_arch
 from vil.models.registry import ARCHS, replace_windows
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.card_schema import check_card, check_size
+from vil.pretrained.card_schema import check_card, check_size, timm_transform
 from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, get_model_args, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, write_weights
@@ -126,7 +126,7 @@ def _make_config(model: MsViT, card: Mapping) -> dict:
             "fixed_input_size": False,
             "first_conv": "stages.0.embed.proj",
             "classifier": "head",
-            **{key: x for key, x in (card["transform"] or {}).items() if key != "background"},
+            **timm_transform(card),
         },
         "model_args": get_model_args(card),
         "label_names": card["classes"],

@@ -39,7 +39,7 @@ def make_model_card(
     The dict has the architecture, settings, input transform and class names, but no weights.
 
     transform: settings mean, std, crop_pct and interpolation of the input transform, as in timm,
-    and background, the color behind transparent pixels.
+    background, the color behind transparent pixels, and value_range, see DATA.VALUE_RANGE.
     classes: class names.
     task: what the outputs mean, if they are not the logits of one class per image: {"name": value
     of the config key TASK, "settings": {config key: its value}}.

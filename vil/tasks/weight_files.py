@@ -1,9 +1,14 @@
-"""Find the weights that a path or a name given by the user refers to."""
+"""Find the weights that a path or a name given by the user refers to, and what is recorded of
+their training."""
 
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
+from vil.config import get_config
+from vil.config.defaults import leaves
 from vil.engine.checkpoint.manifest import find_corruption
 from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
 from vil.pretrained import dinov2, state_dict_io
@@ -11,6 +16,14 @@ from vil.pretrained.catalog import get_weight
 from vil.utils.errors import CheckpointError, as_config_error
 from vil.utils.lookup import did_you_mean
 
+TRANSFORM = {  # {input transform in a model card: config key}
+    "mean": "INPUT.MEAN",
+    "std": "INPUT.STD",
+    "crop_pct": "INPUT.CROP_PCT",
+    "background": "INPUT.BACKGROUND",
+    "value_range": "DATA.VALUE_RANGE",
+}
+INTERPOLATION = {"bilinear": 2, "bicubic": 3}
 MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # a weights entry of vil.pretrained.catalog
 
 
@@ -50,3 +63,24 @@ def find_weights(given: str, data_dir: str) -> Path:
             "folder of a checkpoint, or a weight file"
         )
     return path / AVERAGE if (path / AVERAGE).is_file() else path
+
+
+def transform_keys(transform: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the input transform of a model card as {config key: value}."""
+    found = {key: transform[name] for name, key in TRANSFORM.items() if name in transform}
+    if transform.get("interpolation") in INTERPOLATION:
+        found["INPUT.INTERPOLATION"] = INTERPOLATION[transform["interpolation"]]
+    return found
+
+
+def recorded_values(weights: Path) -> dict[str, Any]:
+    """Return {config key: value} of the config that trained weights, as far as it is known.
+
+    weights: result of `find_weights`. A run records all keys, and a model card those of the input
+    transform and of the task. Returns {} for other files.
+    """
+    if run := state_dict_io.find_run(weights):
+        return leaves(get_config(run / "config.yaml"))
+    card = (state_dict_io.read_metadata(weights) if weights.is_file() else None) or {}
+    task = card.get("task") or {"settings": {}}
+    return transform_keys(card.get("transform") or {}) | task["settings"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from vil.config import ConfigError
 from vil.layers.attention import ATTENTIONS
 from vil.tasks import TASKS
+from vil.tasks.weight_files import INTERPOLATION, transform_keys
 
 # {model setting: config key}
 SETTINGS = {
@@ -28,13 +29,6 @@ ATTENTION = {
     for argument, key in entry.key_names.items()
     if argument != "backend"  # depends on the machine, not on the weights
 }
-TRANSFORM = {
-    "mean": "INPUT.MEAN",
-    "std": "INPUT.STD",
-    "crop_pct": "INPUT.CROP_PCT",
-    "background": "INPUT.BACKGROUND",
-}
-INTERPOLATION = {"bilinear": 2, "bicubic": 3}
 
 
 def describe_weights(weights: str) -> tuple[list[str], list[str] | None]:
@@ -75,9 +69,7 @@ def describe_weights(weights: str) -> tuple[list[str], list[str] | None]:
     for (kind, name), key in ATTENTION.items():
         if key in read and name in own.get(kind, {}):
             found[key] = own[kind][name]
-    found |= {key: transform[name] for name, key in TRANSFORM.items() if name in transform}
-    if "interpolation" in transform:
-        found["INPUT.INTERPOLATION"] = INTERPOLATION[transform["interpolation"]]
+    found |= transform_keys(transform)
     if task := about.get("task"):
         entry = TASKS.get(task["name"])
         learned = entry.load().learned_keys if entry else ()

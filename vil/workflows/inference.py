@@ -1,6 +1,5 @@
 """Load a trained model for inference, with its input transform and class names."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
 from vil.config import override
-from vil.data.classes import read_class_names
 from vil.engine.build import configure_device
 from vil.engine.distributed import DistInfo
 from vil.integrations.optimize import optimize_for_inference
@@ -23,7 +21,7 @@ from vil.models.registry import ARCHS
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.catalog import DIGITS, get_model_weights
 from vil.pretrained.load_weights import select_classes
-from vil.pretrained.state_dict_io import POINTERS, read_metadata
+from vil.pretrained.state_dict_io import POINTERS
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.tasks.weight_files import find_weights
@@ -42,6 +40,7 @@ from vil.workflows.configure import (
 )
 from vil.workflows.execution import execution_of
 from vil.workflows.prepare import prepare_for_evaluation
+from vil.workflows.source_weights import recorded_classes
 
 MAPS = 8  # feature maps of the first stage that a forward pass has in memory at once
 
@@ -241,20 +240,6 @@ def check_memory(model: InferenceModel) -> None:
             f"INPUT.IMAGE_SIZE {side}: one image takes {gigabytes(size)}, more than the "
             f"{gigabytes(limit)} of free memory: lower it, or add --stream to vil predict"
         )
-
-
-def recorded_classes(weights: Path, head: str) -> list[str]:
-    """Return the class names recorded in a weight file or checkpoint, or in the run that saved it.
-
-    head: value of FINETUNE.HEAD. If it loads only some rows of the head, returns the names of these
-    rows. Returns [] if no names are recorded, or if `head` is "new".
-    """
-    path = Path(os.path.abspath(weights))
-    card = read_metadata(path) or {}
-    folders = [path, *path.parents][:3]  # the path may be RUN/checkpoints/CHECKPOINT/FILE
-    runs = [folder.parent for folder in folders if folder.name == "checkpoints"]
-    names = card.get("classes") or (read_class_names(runs[0] / "classes.txt") if runs else [])
-    return select_classes(head, names) or []
 
 
 def open_test_sets(

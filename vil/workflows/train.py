@@ -71,6 +71,7 @@ from vil.workflows.inference import Loaded, load_for_evaluation, open_test_sets
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.prepare import prepare_for_training
 from vil.workflows.resume_checks import adopt_saved, config_to_keep, fixed_values
+from vil.workflows.source_weights import order_of_head, warn_other_normalization
 
 POSITION = ("step", "epoch", "split", "wall")  # keys in metrics.jsonl that are no metrics
 
@@ -210,14 +211,20 @@ def train_config(
         train_set = synthetic["train"] if synthetic else None
         loader = task.train_loader(dist, bad_file=bad_file, dataset=train_set)
         check_class_names(loader.classes, ", ".join(cfg.DATA.TRAIN))
+        weights = None
+        if cfg.MODEL.MODEL_PATH and not resuming:
+            weights = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
+            warn_other_normalization(cfg, weights)
+            if not synthetic and (names := order_of_head(cfg, weights, loader.classes)):
+                task.class_names = names  # the training set gets the order of the head
+                loader = task.train_loader(dist, bad_file=bad_file)
         task.class_names = loader.classes
         if cfg.DATA.VAL and not synthetic:
             open_test_sets(task, dist)  # used after the last step: fail now if missing
         test_sets = {"synthetic": synthetic["val"]} if synthetic else None
         task.test_loaders(dist, bad_file=bad_file, datasets=test_sets)
-        if cfg.MODEL.MODEL_PATH and not resuming:
-            path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
-            log.info("weights of %s: %s", path, task.load_weights(model, path, strict=False))
+        if weights:
+            log.info("weights of %s: %s", weights, task.load_weights(model, weights, strict=False))
         elif (cfg.FINETUNE.HEAD != "keep" and not resuming) and (
             "FINETUNE.HEAD" in set_by_user(cfg) or not cfg.MODEL.PRETRAINED
         ):

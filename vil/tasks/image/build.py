@@ -29,7 +29,7 @@ from vil.data.transforms import build_transform, eval_transform, train_transform
 from vil.engine.build import MEMORY_FORMATS, amp_dtype
 from vil.engine.distributed import DistInfo
 from vil.integrations.build import build_network
-from vil.pretrained.load_weights import Report, load_weights
+from vil.pretrained.load_weights import Report, load_weights, select_classes
 from vil.tasks.base import AttentionInput, Datasets, ImageMeta, trains_batch_norm
 from vil.tasks.distillation.outputs import OutputDistillation
 from vil.tasks.image import LOSSES
@@ -40,6 +40,7 @@ from vil.tasks.image.losses import build_loss
 from vil.tasks.image.numbers import Numbers
 from vil.tasks.image.task import ImageTask
 from vil.tasks.teacher import IMAGE_NETWORKS, BuildNetwork, build_image_network, build_teacher
+from vil.tasks.weight_files import recorded_values
 from vil.utils.console import printable
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.safe_files import path_below
@@ -343,6 +344,14 @@ class Regression(ConfiguredTask):
     learned_keys = ("REGRESSION.MEAN", "REGRESSION.STD")
     has_teacher = True
 
+    def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
+        report, saved = super().load_weights(model, path, strict=strict), recorded_values(path)
+        head, scale = self.finetune["head"], (saved.get(key) for key in self.learned_keys)
+        mean, std = (select_classes(head, list(numbers or ())) for numbers in scale)
+        if mean and std:
+            self.target.rescale_head(model, mean, std)
+        return report
+
     def teacher_networks(self) -> Mapping[str, BuildNetwork]:
         def build(saved: CfgNode, num_outputs: int, path: Path | None, cfg: CfgNode) -> nn.Module:
             network, own = build_image_network(saved, num_outputs, path, cfg), saved.REGRESSION
@@ -430,4 +439,5 @@ def transform_settings(cfg: CfgNode) -> dict[str, Any]:
 
 def card_transform(cfg: CfgNode) -> dict[str, Any]:
     """Return the settings of the input transform that weight files and exported models record."""
-    return {**transform_settings(cfg), "background": list(cfg.INPUT.BACKGROUND)}
+    values = {"value_range": list(cfg.DATA.VALUE_RANGE)} if cfg.DATA.VALUE_RANGE else {}
+    return {**transform_settings(cfg), "background": list(cfg.INPUT.BACKGROUND), **values}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vil.data.batch import Batch
 from vil.data.dataset import ImageDataset
 from vil.engine.loop import Loss
+from vil.models.head_names import find_heads
 from vil.tasks.base import TaskReport
 from vil.tasks.image import NUMBER_METRICS
 from vil.tasks.image.predictions import NumberPrediction, as_csv, as_json, as_table
@@ -153,7 +154,7 @@ class Numbers(Target):
             return []
         each = metrics["per_number"]
         rows = zip(classes, each["mae"], each["rmse"], each["r2"])
-        return [f"  {label:20} mae {a:.4f} rmse {b:.4f} r2 {c:.4f}" for label, a, b, c in rows]
+        return [f"  {label:20} mae {a:.4g} rmse {b:.4g} r2 {c:.4f}" for label, a, b, c in rows]
 
     def report(
         self, results: Outputs, test_set: TestSet, class_names: Sequence[str], checkpoint: str
@@ -214,6 +215,20 @@ class Numbers(Target):
         return nn.Sequential(
             network, Affine(other_std / self.std, (other_mean - self.mean) / self.std)
         )
+
+    def rescale_head(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Let the head predict numbers that are normalized as those of this task. A head without a
+        bias is not changed. mean, std: with which its own numbers are normalized."""
+        place = dict(dtype=self.mean.dtype, device=self.mean.device)
+        other_mean, other_std = torch.tensor(mean, **place), torch.tensor(std, **place)
+        if torch.equal(other_mean, self.mean) and torch.equal(other_std, self.std):
+            return
+        factor, offset = other_std / self.std, (other_mean - self.mean) / self.std
+        for head in find_heads(model):
+            if isinstance(head, nn.Linear) and head.bias is not None:
+                with torch.no_grad():
+                    head.weight.copy_(factor[:, None] * head.weight)
+                    head.bias.copy_(factor * head.bias + offset)
 
     def encode(self, outputs: Tensor) -> Tensor:
         return ((outputs - self.mean) / self.std).float()

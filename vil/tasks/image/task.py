@@ -256,7 +256,8 @@ class ImageTask(Task):
         target = self.target
         metadata = {**metadata, "activation": target.activation}
         exported, output = target.for_export(model), target.output_name
-        return export_model(exported, path, metadata=metadata, output=output, **options)
+        options |= dict(metadata=metadata, output=output, compared=target.encode)
+        return export_model(exported, path, **options)
 
     def load_exported(self, path: Path, format: str) -> nn.Module:
         file = load_exported(path, format)
