@@ -10,7 +10,7 @@ import pytest
 
 from tests.common.bad_images import BAD, GOOD
 from tests.common.data_files import png_bytes
-from tests.common.faults.real_runs import finish, said, status
+from tests.common.faults.real_runs import finish, repeats, said, status, variants
 from tests.common.small_runs import SMALL, TINY, checkpoint, figures, metrics, vil
 from vil.data.robust_dataset import RobustDataset
 
@@ -41,13 +41,13 @@ def pictures(tmp_path_factory):
 
 
 def test_broken_images(pictures, tmp_path):
-    """Two runs without workers and two with them complete all steps, are the same, and list each
-    broken image once and no valid one."""
+    """Runs with and without workers complete all steps, are the same, and list each broken image
+    once and no valid one."""
     listed = {f"train/dog/{name}" for name in BAD} | {"val/cat/cut.png"}
     ends = []
-    for number in range(4):
+    for number in range(repeats(4)):
         folder = tmp_path / str(number)
-        finish(folder, *BROKEN, "--data", pictures, f"DATALOADER.WORKERS={2 * (number // 2)}")
+        finish(folder, *BROKEN, "--data", pictures, f"DATALOADER.WORKERS={2 * (number % 2)}")
         assert [line["step"] for line in metrics(folder, "train")] == list(range(1, 21))
         lines = (folder / "bad_samples.txt").read_text().splitlines()
         assert sorted(line.split("\t")[0] for line in lines) == sorted(listed)
@@ -59,7 +59,9 @@ def test_broken_images(pictures, tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "training", "workers"),
-    [("exit", True, 1), ("SIGKILL", True, 2), ("SIGKILL", False, 1), ("SIGBUS", True, 2)],
+    variants(
+        [("exit", True, 1), ("SIGKILL", False, 2), ("SIGKILL", True, 2), ("SIGBUS", True, 2)], 2
+    ),
 )
 def test_a_worker_dies(how, training, workers, tmp_path):
     """One line names it, and no process is left behind."""

@@ -7,7 +7,14 @@ import time
 
 import pytest
 
-from tests.common.faults.real_runs import begin, finish, said, saved_step, wait_until
+from tests.common.faults.real_runs import (
+    begin,
+    finish,
+    said,
+    saved_step,
+    variants,
+    wait_until,
+)
 from tests.common.faults.same_runs import assert_same_end
 from tests.common.small_runs import TINY
 from vil.engine.checkpoint.save_load import newest_valid
@@ -66,12 +73,15 @@ def test_a_real_run_without_a_byte_left(small_disk, tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "is_told"),
-    [
-        ({"what": "rename", "times": 1}, False),  # it is tried again
-        ({"what": "rename", "times": 4}, True),
-        ({"what": "fsync", "times": 6}, True),
-        ({"what": "fsync", "seconds": 0.02}, False),
-    ],
+    variants(
+        [
+            ({"what": "rename", "times": 1, "seconds": 0.02}, False),  # it is slow, and tried again
+            ({"what": "fsync", "times": 6}, True),
+            ({"what": "rename", "times": 4}, True),
+            ({"what": "fsync", "seconds": 0.02}, False),
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_a_real_run_on_a_failing_disk(whole, fault, is_told, tmp_path):

@@ -17,56 +17,62 @@ BASE = (
 END, KILLED = 8, 7
 # Allowed edits. Exactly the edited keys must be logged.
 ALLOWED = [
-    ["OPTIM.LR=2e-3"],
-    ["SEED=1"],
-    ["OPTIM.EPOCHS=3"],
+    [
+        "OPTIM.EPOCHS=3", "OPTIM.LR=2e-3", "OPTIM.WD=0.1", "OPTIM.CLIP_GRAD=1.0", "SEED=1",
+        "SOLVER.LR_POLICY=cosine", "SOLVER.WARMUP_EPOCHS=1",
+    ],
     ["OPTIM.EPOCHS=1"],  # fewer than are done
-    ["OPTIM.WD=0.1", "OPTIM.CLIP_GRAD=1.0"],
-    ["OPTIM.EMA=0.0"],
-    ["SOLVER.LR_POLICY=cosine", "SOLVER.WARMUP_EPOCHS=1"],
-    ["AUG.MIXUP_PROB=0.5", "AUG.MIXUP=0.8", "LOSS.LABEL_SMOOTHING=0.1"],
-    ["MODEL.VIT.DROP=0.1", "MODEL.VIT.DROP_PATH=0.0", f"{MSVIT}.MODE=1"],
-    ["MODEL.GRAD_CHECKPOINT=True", "DATALOADER.WORKERS=1"],
-    ["AMP.ENABLED=True", "AMP.DTYPE=float16"],
-    ["DATA.TEST=[fake,folder]", "DATA.CLASSES=by_position"],
-    ["FINETUNE.FREEZE_STAGES=1"],
+    [
+        "AUG.MIXUP_PROB=0.5", "AUG.MIXUP=0.8", "LOSS.LABEL_SMOOTHING=0.1", "MODEL.VIT.DROP=0.1",
+        "MODEL.VIT.DROP_PATH=0.0", f"{MSVIT}.MODE=1",
+    ],
+    [
+        "OPTIM.EMA=0.0", "MODEL.GRAD_CHECKPOINT=True", "DATALOADER.WORKERS=1",
+        "DATA.TEST=[fake,folder]", "DATA.CLASSES=by_position",
+    ],
+    ["AMP.ENABLED=True", "AMP.DTYPE=float16", "FINETUNE.FREEZE_STAGES=1"],
     ["DISTRIBUTED.STRATEGY=fsdp", "RUN.SAVE_STEPS=2"],
-]
-# Refused edits and their messages: the keys with both values, or the value in the checkpoint.
-REFUSED = {
-    ("DATALOADER.BSZ=8",): "DATALOADER.BSZ 16 (now 8)",
-    ("OPTIM.ACCUMULATE=2",): "OPTIM.ACCUMULATE 1 (now 2)",
-    ("OPTIM.OPT=sgd",): "OPTIM.OPT 'adamw' (now 'sgd')",
-    ("OPTIM.OPT=sgd", "SOLVER.USE_LARC=True"): "SOLVER.USE_LARC False (now True)",
-    ("OPTIM.LR=2e-3", "OPTIM.OPT=sgd"): "started with OPTIM.OPT 'adamw' (now 'sgd'): ",
-    ("DATA.TRAIN=[folder]",): "DATA.TRAIN ('fake',) (now ('folder',))",
-    ("DATA.NUM_CLASSES=5",): "DATA.NUM_CLASSES 4 (now 5)",
-    ("DATA.KWARGS.n=80",): "steps_per_epoch 4, this run has 5",
-    ("DATA.KWARGS.n=70",): "was trained on 64 samples",  # other images, in as many steps
-    ("INPUT.IMAGE_SIZE=64",): "INPUT.IMAGE_SIZE 32 (now 64)",
-    ("AUG.REPEATED_AUG=True",): "AUG.REPEATED_AUG False (now True)",
-    ("MODEL.ARCH=resnet18",): "MODEL.ARCH 'msvit' (now 'resnet18')",
-    ("MODEL.VIT.AVG_POOL=True",): "MODEL.VIT.AVG_POOL False (now True)",
-    (OTHER_ARCH,): f"{OTHER_ARCH.partition('=')[2]}')",
-    (f"{MSVIT}.ATTN_TYPE=full",): "ATTN_TYPE 'longformer' (now 'full')",
-    (f"{MSVIT}.SHARE_W=False",): "SHARE_W True (now False)",
-    (f"{MSVIT}.SW_EXACT=1",): "SW_EXACT 0 (now 1)",
-    (f"{MSVIT}.LN_EPS=1e-5",): "LN_EPS 1e-06 (now 1e-05)",
-}
+]  # fmt: skip
+# Refused edits, and parts of their messages: keys with both values, or values in the checkpoint.
+REFUSED = [
+    (
+        ["DATALOADER.BSZ=8", "OPTIM.ACCUMULATE=2", "OPTIM.OPT=sgd", "SOLVER.USE_LARC=True"],
+        ["DATALOADER.BSZ 16 (now 8)", "OPTIM.ACCUMULATE 1 (now 2)",
+         "OPTIM.OPT 'adamw' (now 'sgd')", "SOLVER.USE_LARC False (now True)"],
+    ),
+    (["OPTIM.LR=2e-3", "OPTIM.OPT=sgd"], ["started with OPTIM.OPT 'adamw' (now 'sgd'): "]),
+    (
+        ["DATA.TRAIN=[folder]", "DATA.NUM_CLASSES=5", "INPUT.IMAGE_SIZE=64",
+         "AUG.REPEATED_AUG=True", "MODEL.ARCH=resnet18"],
+        ["DATA.TRAIN ('fake',) (now ('folder',))", "DATA.NUM_CLASSES 4 (now 5)",
+         "INPUT.IMAGE_SIZE 32 (now 64)", "AUG.REPEATED_AUG False (now True)",
+         "MODEL.ARCH 'msvit' (now 'resnet18')"],
+    ),
+    (["DATA.KWARGS.n=80"], ["steps_per_epoch 4, this run has 5"]),
+    (["DATA.KWARGS.n=70"], ["was trained on 64 samples"]),  # other images, in as many steps
+    (
+        ["MODEL.VIT.AVG_POOL=True", OTHER_ARCH, f"{MSVIT}.ATTN_TYPE=full",
+         f"{MSVIT}.SHARE_W=False", f"{MSVIT}.SW_EXACT=1", f"{MSVIT}.LN_EPS=1e-5"],
+        ["MODEL.VIT.AVG_POOL False (now True)", f"{OTHER_ARCH.partition('=')[2]}')",
+         "ATTN_TYPE 'longformer' (now 'full')", "SHARE_W True (now False)",
+         "SW_EXACT 0 (now 1)", "LN_EPS 1e-06 (now 1e-05)"],
+    ),
+]  # fmt: skip
 INSISTS = "RUN.ALLOW_CHANGES=True"
 # Edits allowed with RUN.ALLOW_CHANGES, and edits still refused.
 ALLOWED_THEN = [
-    [f"{MSVIT}.SW_EXACT=1"],
-    ["MODEL.VIT.AVG_POOL=True", f"{MSVIT}.LN_EPS=1e-5"],
-    ["DATA.TRAIN=[folder]", "DATA.CLASSES=by_position"],
-    ["DATALOADER.BSZ=8", "OPTIM.ACCUMULATE=2"],
+    ["MODEL.VIT.AVG_POOL=True", f"{MSVIT}.LN_EPS=1e-5", f"{MSVIT}.SW_EXACT=1"],
+    [
+        "DATA.TRAIN=[folder]", "DATA.CLASSES=by_position", "DATALOADER.BSZ=8",
+        "OPTIM.ACCUMULATE=2",
+    ],
+]  # fmt: skip
+REFUSED_THEN = [
+    (["DATALOADER.BSZ=8"], ["batch_size 16, this run has 8"]),
+    (["OPTIM.OPT=sgd"], ["optimizer adamw, this run has sgd"]),
+    (["INPUT.IMAGE_SIZE=64"], ["from another model"]),
+    ([OTHER_ARCH], ["from another model"]),
 ]
-REFUSED_THEN = {
-    ("DATALOADER.BSZ=8",): "batch_size 16, this run has 8",
-    ("OPTIM.OPT=sgd",): "optimizer adamw, this run has sgd",
-    ("INPUT.IMAGE_SIZE=64",): "from another model",
-    (OTHER_ARCH,): "from another model",
-}
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +119,14 @@ def test_an_edit_that_is_allowed(base, edit):
 
 @pytest.mark.parametrize(
     ("edit", "told"),
-    [*REFUSED.items(), *(((*edit, INSISTS), told) for edit, told in REFUSED_THEN.items())],
+    REFUSED + [([*edit, INSISTS], told) for edit, told in REFUSED_THEN],
     ids=str,
 )
 def test_an_edit_that_is_refused(base, edit, told):
     """With both values and the fix; the folder does not change."""
     code, text, folder = resume(base, edit)
     assert code == 4
-    assert told in text
+    assert all(part in text for part in told), text
     assert "MODEL.MODEL_PATH set to " in text
     assert "train epoch" not in text
     assert contents(folder) == contents(base[0])

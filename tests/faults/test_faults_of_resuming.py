@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.common.faults.real_runs import ELASTIC, finish
+from tests.common.faults.real_runs import ELASTIC, finish, variants
 from tests.common.faults.same_runs import EVERYTHING, WITNESS, assert_same_end, miscounted, order
 from tests.common.marks import cases
 from tests.common.small_runs import figures, metrics, torchrun, vil
@@ -79,7 +79,7 @@ def test_one_of_two_ranks_killed_thrice(one, two, strategy, tmp_path):
     assert order(folder) == order(one)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", variants([2, 0], 1))
 def test_killed_thrice_in_mid_epoch(one, workers, tmp_path):
     """No sample is seen twice or never in an epoch."""
     words = f"DATALOADER.WORKERS={workers}"

@@ -16,11 +16,12 @@ from tests.common.small_runs import (
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 SETTINGS = {
     "PYTHONHASHSEED=0": {"PYTHONHASHSEED": "0"},
-    "PYTHONHASHSEED=1, TZ=Asia/Kathmandu": {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu"},
-    "python -O": {"PYTHONOPTIMIZE": "1"},
-    "python -W error": {"PYTHONWARNINGS": "error"},  # of all packages, none left out
-    "LC_ALL=C": ASCII,
-}
+    "PYTHONHASHSEED=1, TZ=Asia/Kathmandu, LC_ALL=C": {
+        "PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", **ASCII,
+    },
+    # warnings of all packages, none left out
+    "python -O -W error": {"PYTHONOPTIMIZE": "1", "PYTHONWARNINGS": "error"},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

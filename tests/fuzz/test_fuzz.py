@@ -1,7 +1,7 @@
 """Files from somebody else that were changed at random: the command ends with a documented exit
 code and at most one line, and its process takes less than 2 GiB.
 
-A few hundred inputs by default. Twenty thousand, or as many as there is time for, with the number
+About a hundred inputs by default. Twenty thousand, or as many as there is time for, with the number
 of inputs and the peak memory of each target:
 
     VIL_FUZZ_INPUTS=20000 VIL_FUZZ_SECONDS=1800 python -m pytest -m long -s tests/fuzz
@@ -39,7 +39,7 @@ from vil.utils.extras import is_installed
 
 pytestmark = [pytest.mark.trust(11), pytest.mark.long]
 
-INPUTS = int(os.environ.get("VIL_FUZZ_INPUTS", 300))  # of all targets together
+INPUTS = int(os.environ.get("VIL_FUZZ_INPUTS", 120))  # of all targets together
 SECONDS = float(os.environ.get("VIL_FUZZ_SECONDS", "inf"))
 HANG_SECONDS, MAX_KIBIBYTES = 120, 2 * 2**20
 CODES = (0, 2, 3, 4, 5)  # 1 is an error that nobody expected

@@ -294,15 +294,19 @@ def test_selection_on_a_gpu(window, options, name):
     assert choose(Case(window, 8, 3, 32, 1, device="cuda", **options)) == name
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
-@pytest.mark.parametrize("kind", [(1, 0), (0, 0), (-1, 0), (0, -1), (0, 2), (-1, 3)], ids=str)
-@pytest.mark.parametrize("grid", [(1, 1), (1, 9), (3, 3), (5, 6), (6, 6), (9, 4)], ids=str)
-def test_attends_all(grid, kind, size):
-    window = Window.from_mode(grid, size, *kind)
-    tokens = list(itertools.product(*map(range, grid)))
-    keys = [[key[:2] for key in reference.attended_keys(window, *token)] for token in tokens]
-    found = all(sorted(each) == tokens for each in keys)
-    assert found == window.attends_all or (found and kind[0] == -1)  # a cyclic one may
+def test_attends_all():
+    """Every grid with every kind, and each of them with every size."""
+    grids = [(1, 1), (1, 9), (3, 3), (5, 6), (6, 6), (9, 4)]
+    kinds = [(1, 0), (0, 0), (-1, 0), (0, -1), (0, 2), (-1, 3)]
+    sizes, verdicts = [2, 3, 5, 8], set()
+    for (i, grid), (j, kind) in itertools.product(enumerate(grids), enumerate(kinds)):
+        window = Window.from_mode(grid, sizes[(3 * i + j) % 4], *kind)
+        tokens = list(itertools.product(*map(range, grid)))
+        keys = [[key[:2] for key in reference.attended_keys(window, *token)] for token in tokens]
+        found = all(sorted(each) == tokens for each in keys)
+        assert found == window.attends_all or (found and window.cyclic), window  # a cyclic one may
+        verdicts.add((found, window.chunks == (1, 1)))
+    assert len(verdicts) == 4
 
 
 @pytest.mark.parametrize(

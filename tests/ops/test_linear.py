@@ -67,7 +67,11 @@ def assert_as_exact_as_torch(case, tensors=None, dtype=None, autocast=False):
 
 
 @needs_compiler
-@pytest.mark.parametrize("tokens", [1, 15, 16, 257, 1003])  # of one task and several
+@pytest.mark.parametrize(
+    ("tokens", "threads"),  # tokens of one task and several
+    [(1, 2), (15, 1), (16, 8), (257, 2), (1003, 1), (1003, 8)],
+    indirect=["threads"],
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", NAMES)
 def test_it_equals_torch_on_any_number_of_threads(kind, dtype, tokens, threads):

@@ -82,15 +82,11 @@ LAYOUTS = [  # some with padded channels
 ]
 LARGE_LAYOUTS = [case for case in LAYOUTS if case.window.length > 35]
 LAYOUTS = [case for case in LAYOUTS if case not in LARGE_LAYOUTS]
+PER_HEAD = replace(layout_case("mask per head", (4, 3), CALLS[0]), batch=1)
 QUICK = [case for case in CASES if case.window.size == 2][:2]
-QUICK += [
-    replace(layout_case(name, grid, CALLS[number]), batch=1)
-    for name, grid, number in [
-        ("(axial | local:2) - local:1", (3, 5), 1),
-        ("mask per head", (4, 3), 0),
-    ]
-]
+QUICK += [replace(layout_case("(axial | local:2) - local:1", (3, 5), CALLS[1]), batch=1)]
 OTHERS = [case for case in CASES + LAYOUTS if case not in QUICK]
+LONG = [PER_HEAD, *OTHERS[::4]]
 TABLE_OF_PAIRS = [
     replace(case, head_dim=16, dtype=HALF if case.dtype == torch.float64 else case.dtype)
     for case in PAIRWISE
@@ -145,9 +141,7 @@ def id_of(case: Case) -> str:
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    "case", cases(QUICK + OTHERS[::4] + SLOW, OTHERS[::4], name_of, SLOW), ids=id_of
-)
+@pytest.mark.parametrize("case", cases(QUICK + LONG + SLOW, LONG, name_of, SLOW), ids=id_of)
 def test_the_kernels_equal_the_reference(interpreter, case):
     check(interpreter(measure, case))
 
@@ -219,7 +213,7 @@ def test_the_gradient_of_the_table_is_summed_in_groups_that_fit(interpreter):
 
 
 def bias_of_other_type() -> list[torch.dtype]:
-    case = CASES[11]
+    case = replace(case_of(16, (0, -1), (3, 2), 2, 1, BOTH, True, BRAIN), batch=1, heads=1)
     inputs = make_inputs(case)
     bias = LocalBias(inputs.table.float(), inputs.to_global.double())
     call = Call(inputs.q, inputs.k, inputs.v, case.window, case.num_global, bias, inputs.valid_hw)
@@ -232,13 +226,14 @@ def test_gradients_have_the_dtypes_of_their_inputs(interpreter):
     assert interpreter(bias_of_other_type) == wanted
 
 
-def train_compiled(mode: int) -> tuple[int, list[torch.Tensor]]:
-    """Gradients of a training step with and without torch.compile, and the number of graphs."""
+def train_compiled() -> tuple[int, list[torch.Tensor]]:
+    """Gradients of a training step of random shift with and without torch.compile, and the number
+    of graphs."""
     from torch._dynamo.utils import counters
 
     counters.clear()
     arch = "l1,h1,d16,n1,s1,g1,p4,f4,a0_l2,h2,d32,n1,s1,g1,p2,f3,a1"
-    options = {"longformer": {"mode": mode, "backend": "triton"}}
+    options = {"longformer": {"mode": 1, "backend": "triton"}}
     models = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -256,9 +251,8 @@ def train_compiled(mode: int) -> tuple[int, list[torch.Tensor]]:
 
 @needs_triton
 @pytest.mark.long
-@pytest.mark.parametrize("mode", [0, 1])
-def test_a_compiled_training_step_equals_an_eager_one(interpreter, mode):
-    graphs, grads = interpreter(train_compiled, mode)
+def test_a_compiled_training_step_equals_an_eager_one(interpreter):
+    graphs, grads = interpreter(train_compiled)
     assert graphs == 1
     assert sum(bool(eager.ne(0).any()) for eager, _ in grads) > len(grads) / 2
     for eager, compiled in grads:
@@ -311,11 +305,10 @@ def check_compiled(case: Case, found: dict[str, tuple[int, int]]) -> None:
 
 @needs_triton
 @pytest.mark.long
-@pytest.mark.parametrize("text", ["", "swin:7", "local:3"])  # the second: no chunk has a mask
 @pytest.mark.parametrize(
-    ("dim", "num_global", "bias", "dtype"),
-    [(48, 0, TABLE, HALF), (128, 1, BOTH, SINGLE)],  # the second: the most shared memory
-    ids=["small", "large"],
+    ("text", "dim", "num_global", "bias", "dtype"),
+    [("", 128, 1, BOTH, SINGLE), ("local:3", 48, 0, TABLE, HALF)],  # the most shared memory first
+    ids=["window", "layout"],
 )
 def test_the_kernels_compile_for_a_gpu(compiler, text, dim, num_global, bias, dtype):
     window = Layout((21, 21), 7, patterns.parse_pattern(text)) if text else Window((20, 20), 7, 1)

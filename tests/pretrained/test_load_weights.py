@@ -12,7 +12,6 @@ from tests.common.golden import read
 from tests.common.marks import cases
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
-from vil.ops import BACKENDS, Case, Window
 from vil.pretrained.load_weights import (
     get_2021_names,
     load_weights,
@@ -31,16 +30,14 @@ def build(arch=TWO, img_size=32, num_classes=5, **kwargs) -> MsViT:
     return MsViT(parse_arch(arch), img_size=img_size, num_classes=num_classes, **kwargs)
 
 
-# the models' windows are alike: all nine chunks of 2 x 2, on several grids
-CASE = Case(Window((8, 8), 2), 2, 2, 8, dtype=torch.float64)
-ABLE = [name for name, backend in BACKENDS.items() if not backend.unsupported(CASE)]
+EXACT = ("masked", "blocked")  # what is chosen in float64; test_attention has the other backends
 KINDS = {"longformerhand": "longformer"}
 OWN = {"performer": {"batch_max": True}, "srformer": {"ragged": "drop"}}  # as in the reference
 
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [(name, b) for name in MODELS for b in (ABLE if "longformer" in name else ["auto"])],
+    [(name, b) for name in MODELS for b in (EXACT if "longformer" in name else ["auto"])],
 )
 def test_logits_and_gradients_of_the_reference(name, backend):
     meta, tensors, params, grads = read(name)
@@ -73,13 +70,14 @@ def test_logits_and_gradients_of_the_reference(name, backend):
     ids=lambda entry: entry["name"],
 )
 def test_published_state_dicts_load_strictly(entry):
-    """Also in detectron2's layout: the backbone under backbone.bottom_up, beside the heads."""
-    kind = entry["attn_type"]
+    """Also in detectron2's layout: the backbone under backbone.bottom_up, beside the heads. Of
+    larger models, only names and shapes are compared."""
+    kind, has_values = entry["attn_type"], "tiny" in entry["name"]
     attention = "global" if "global" in entry["name"] else KINDS.get(kind, kind)
     own = {name: {"share_weights": entry["share_w"]} for name in ("longformer", "global")}
-    model = MsViT(
-        parse_arch(entry["arch"], attention), img_size=entry["image_size"], attention_args=own
-    )
+    stages = parse_arch(entry["arch"], attention)
+    with torch.device("cpu" if has_values else "meta"):
+        model = MsViT(stages, img_size=entry["image_size"], attention_args=own)
     state = {key: torch.full(shape, 0.25) for key, shape in entry["keys"].items()}
     report = load_weights(model, state)
     assert report.complete
@@ -87,14 +85,14 @@ def test_published_state_dicts_load_strictly(entry):
     assert len(report.loaded) + len(report.ignored) == len(entry["keys"])
     unused = sum(state[key].numel() for key in report.ignored if key.endswith("bias_table"))
     assert sum(p.numel() for p in model.parameters()) == entry["params"] - unused
-    assert all((value == 0.25).all() for value in model.state_dict().values())
+    assert not has_values or all((value == 0.25).all() for value in model.state_dict().values())
 
     state = {f"backbone.bottom_up.{key}": value + 0.25 for key, value in state.items()}
     heads = ["backbone.fpn_lateral2.weight", "proposal_generator.anchor", "roi_heads.box.weight"]
     report = load_weights(model, state | {key: torch.zeros(3) for key in heads})
     assert report.complete
     assert set(heads) <= set(report.ignored)
-    assert all((value == 0.5).all() for value in model.state_dict().values())
+    assert not has_values or all((value == 0.5).all() for value in model.state_dict().values())
 
 
 def test_decay_groups_of_the_reference():

@@ -39,8 +39,7 @@ def test_a_stopped_command_removes_its_temporary_files(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seconds", [0, 0.2, 1])
-@pytest.mark.parametrize("number", CODES)
+@pytest.mark.parametrize(("number", "seconds"), [*zip(CODES, [0, 0.2, 1])])
 def test_a_signal_during_the_start_leaves_no_traceback(number, seconds):
     words = dict(env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with subprocess.Popen(command("predict", "-"), stdin=subprocess.PIPE, **words) as process:

@@ -12,9 +12,8 @@ pytestmark = pytest.mark.trust(8)
 
 SHORT = (*TINY, "OPTIM.EPOCHS=1", "DATALOADER.WORKERS=0")
 REDIRECTIONS = {
-    "full": ">/dev/full",
+    "full, and a reader that left": "2>/dev/full | true",
     "all closed": "<&- >&- 2>&-",
-    "a reader that left": "| true",
 }
 
 

@@ -489,8 +489,7 @@ def test_the_script_of_a_job_array():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_task_of_an_array_saves_and_is_requeued(tmp_path, processes):
+def test_a_task_of_an_array_saves_and_is_requeued(tmp_path):
     """The script in a shell, with the variables of SLURM and a scontrol that prints its words."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/scontrol").write_text("#!/bin/sh\necho scontrol $*\n")
@@ -498,7 +497,7 @@ def test_a_task_of_an_array_saves_and_is_requeued(tmp_path, processes):
     own = dict(
         SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_JOB_ID="7", PATH=f"{tmp_path}/bin:/usr/bin:/bin"
     )
-    words = (*SWEEP[:-2], "SEED=[0, 1]", "RUN.SAVE_EVERY=400", "--nproc", processes)
+    words = (*SWEEP[:-2], "SEED=[0, 1]", "RUN.SAVE_EVERY=400", "--nproc", 2)
     shown = run(*words, "OPTIM.EPOCHS=400", "--slurm", PATH="/nowhere")
     assert "on the cluster: sbatch s/sweep.sbatch" in shown
     with open("sweep.log", "w") as stream:

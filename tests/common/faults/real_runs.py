@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.common.small_runs import command, environment
@@ -84,6 +85,11 @@ def wait_for_end(process):
 def repeats(full: int) -> int:
     """How often to repeat a fault: `full` times with $VIL_FAULTS_FULL, else a third as often."""
     return full if os.environ.get("VIL_FAULTS_FULL") else max(2, full // 3)
+
+
+def variants(every: Sequence, few: int) -> Sequence:
+    """The variants of a fault: all of them with $VIL_FAULTS_FULL, else the first few."""
+    return every if os.environ.get("VIL_FAULTS_FULL") else every[:few]
 
 
 def left_over(group: int) -> list[int]:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.common.detection.detectors import pictures, small_body
-from tests.common.marks import cases
 from vil.layers.attention import set_progress
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
@@ -86,10 +85,18 @@ def backbone_of(extra: tuple[str, ...], norm: bool = False, absolute: int = 0, *
 
 @pytest.mark.long
 @pytest.mark.defect("B33")
-@pytest.mark.parametrize("exact", [0, 1])
-@pytest.mark.parametrize("absolute", [0, 1])
-@pytest.mark.parametrize("norm", cases([False, True], long=[False]))
-@pytest.mark.parametrize("extra", [POOLED, DENSE], ids="+".join)
+@pytest.mark.parametrize(
+    ("extra", "norm", "absolute", "exact"),  # every pair of values
+    [
+        (POOLED, False, 0, 0),
+        (POOLED, True, 1, 1),
+        (POOLED, True, 0, 1),
+        (DENSE, False, 1, 1),
+        (DENSE, True, 0, 0),
+        (DENSE, True, 1, 0),
+    ],
+    ids=str,
+)
 def test_an_image_does_not_depend_on_the_sizes_of_the_others(extra, norm, absolute, exact):
     own = {"attention_args": {"longformer": {"sw_exact": exact}}}
     backbone = backbone_of(extra, norm, absolute, **own)
