@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -72,15 +73,17 @@ def test_what_is_written_needs_no_config(model):
     Path("names.txt").write_text("a\nb\nc\nd\n")
     words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "DATA.NUM_CLASSES=4",
              "INPUT.IMAGE_SIZE=96", "INPUT.MEAN=[0.2, 0.3, 0.4]", "--classes", "names.txt",
+             "DATA.VALUE_RANGE=[0, 4095]",
              "MODEL.VIT.MSVIT.ARCH=" + format_arch(model.specs)]  # fmt: skip
     assert vil("convert", "best.pth", "out.safetensors", *words).code == 0
-    Image.linear_gradient("L").save("photo.png")
+    pixels = np.linspace(0, 4095, 96 * 90).reshape(96, 90).astype(np.uint16)
+    Image.fromarray(pixels).save("photo.png")
     ended = vil("predict", "MODEL.MODEL_PATH", "out.safetensors", "photo.png", "--format", "json")
     assert ended.code == 0, ended.err
     shown = {row["class"]: row["probability"] for row in json.loads(ended.out)[0]["classes"]}
     same = package.from_pretrained("out.safetensors")
     settings = same.notes["transform"]
-    assert settings["mean"] == [0.2, 0.3, 0.4]
+    assert (settings["mean"], settings["value_range"]) == ([0.2, 0.3, 0.4], [0, 4095])
     image = image_transform(input_size=96, **settings)(Image.open("photo.png"))
     wanted = same(image[None]).softmax(-1)[0]
     for name, probability in zip(same.notes["classes"], wanted.tolist()):

@@ -193,6 +193,11 @@ class ChangesWhenTraced(nn.Module):
         return x.mean((2, 3)) + (0.01 if torch.compiler.is_compiling() else 0.0)
 
 
+class InSmallUnits(ChangesWhenTraced):
+    def forward(self, x):
+        return 1e-5 * super().forward(x)
+
+
 class DataDependent(nn.Module):
     """Has a graph that depends on the values of the input."""
 
@@ -210,6 +215,12 @@ def test_a_file_that_differs_is_not_written(tmp_path, before):
     ):
         export_model(ChangesWhenTraced(), path, size=(8, 8), dynamic=())
     assert [file.read_bytes() for file in tmp_path.iterdir()] == ([before] if before else [])
+
+
+def test_numbers_in_small_units_are_compared_too(tmp_path):
+    options = dict(size=(8, 8), dynamic=(), compared=lambda outputs: outputs / 1e-5)
+    with pytest.raises(ExportError, match=r"differ from those of the model by 1\.0e-02"):
+        export_model(InSmallUnits(), tmp_path / "m.pt2", **options)
 
 
 def test_tracing_errors_are_one_line(tmp_path):

@@ -257,6 +257,14 @@ def from_file(file, **settings):
     return create("vil_nano", pretrained=True, pretrained_cfg_overlay=overlay, **settings)
 
 
+def test_a_file_may_record_how_images_are_read(three):
+    """timm has no such settings."""
+    model, folder = three
+    read = dict(mean=[0.3] * 3, background=[0, 0, 0], value_range=[0, 4095])
+    vil.save_pretrained(model, folder, transform=read)
+    assert from_file(folder / "model.safetensors").pretrained_cfg["mean"] == [0.3] * 3
+
+
 def test_the_head_of_a_file_is_kept_if_the_classes_match(three):
     """timm itself would compare with the classes of the published weights."""
     model, folder = three

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.common.small_runs import SMALL, results, succeeds, vil
+from vil.config import get_config
 from vil.data.classes import match_classes
 from vil.data.dataset import ImageDataset
 from vil.utils.errors import DataError
@@ -131,6 +132,38 @@ def test_rows_of_a_head_bring_their_names(colors, tmp_path):
         assert (best["class"], best["index"]) == ("red", 0)
     two = shutil.copytree(data, tmp_path / "two", ignore=shutil.ignore_patterns("green"))
     assert results_of(run, two, *words)["top1"] == 100
+
+
+def start(run, data, out, *words):
+    """Top-1 of a run before anything is learned, and its log."""
+    still = ("OPTIM.LR=1e-12", "SOLVER.MIN_LR=0", "OPTIM.EPOCHS=1", f"MODEL.MODEL_PATH={run}")
+    ended = vil("train", "--output_dir", out, "--data", data, *TRAIN, *still, *words)
+    assert ended.code == 0, ended.err
+    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    return last["top1"], (out / "log.txt").read_text()
+
+
+def test_a_head_is_fine_tuned_by_the_names_of_its_classes(colors, tmp_path):
+    """The run's classes are numbered 2, 0, 1: by name, each color is now another one's."""
+    run, data = colors
+    copy = renumber(run, (2, 0, 1))
+    top1, log = start(copy, data, tmp_path / "by-name")
+    assert top1 == 0
+    assert "the training set has the model's classes in another order: they are matched" in log
+    assert (tmp_path / "by-name/classes.txt").read_text() == (copy / "classes.txt").read_text()
+    position = start(copy, data, tmp_path / "by-position", "DATA.CLASSES=by_position")
+    assert position[0] == 100
+
+
+def test_what_fine_tuning_changes_of_its_source_is_said(colors, tmp_path):
+    run, _ = colors
+    data = paint(tmp_path / "data", ["azure", "green", "red"])
+    _, log = start(run, data, tmp_path / "out", "INPUT.MEAN=[0.1, 0.2, 0.3]")
+    assert "is taken for those of the training set in their order, such as its 'blue' for" in log
+    saved = get_config(run / "config.yaml").INPUT.MEAN
+    assert f"with another normalization; append 'INPUT.MEAN={list(saved)}' to train on" in log
+    _, log = start(run, data, tmp_path / "same")
+    assert "normalization" not in log
 
 
 class Named(ImageDataset):

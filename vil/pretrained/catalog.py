@@ -152,11 +152,13 @@ def _published(row: Row) -> Weights:
     )
 
 
-def image_transform(background: Sequence[int] = WHITE, **settings: Any) -> Compose:
+def image_transform(
+    background: Sequence[int] = WHITE, value_range: Sequence[float] = (), **settings: Any
+) -> Compose:
     """Build an input transform for PIL images: conversion to RGB, then timm's evaluation transform.
-    background: color behind transparent pixels. settings: arguments of
-    `timm.data.create_transform`."""
-    return Compose([partial(to_rgb, background=background), create_transform(**settings)])
+    background, value_range: see `to_rgb`. settings: arguments of `timm.data.create_transform`."""
+    convert = partial(to_rgb, value_range=value_range, background=background)
+    return Compose([convert, create_transform(**settings)])
 
 
 DIGITS = Weights(

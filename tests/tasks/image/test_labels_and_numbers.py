@@ -150,6 +150,16 @@ def test_large_numbers_that_differ_little_are_learned_and_restored_exactly():
     assert numbers.measure("set", Outputs(*kept))["mae"] < 1e-5
 
 
+def test_a_head_of_other_numbers_predicts_the_same_numbers():
+    """The second of a model with two heads, such as one with a distillation token, too."""
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 2)).double()
+    before, images = Numbers(2, mean=[1e6, 3e-4], std=[2e5, 1e-4]), torch.randn(3, 5).double()
+    wanted = before.decode(model(images))
+    after = Numbers(2, mean=[0.0, 1e-4], std=[1e6, 7e-4])
+    after.rescale_head(model, [1e6, 3e-4], [2e5, 1e-4])
+    torch.testing.assert_close(after.decode(model(images)), wanted)
+
+
 def test_a_run_that_read_its_numbers_in_float32_is_resumed():
     data = DigitAngles(None, "val")
     before, data.targets = fingerprint(data), data.targets.astype(np.float64)
