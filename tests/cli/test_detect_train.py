@@ -48,7 +48,8 @@ def test_it_starts_from_a_detector_with_other_categories(run, tmp_path):
     refused = vil(*words)
     assert refused.code == 4
     assert "a head of another size" in refused.err
-    rows = vil(*words, "FINETUNE.HEAD=rows:some")
+    (tmp_path / "rows.txt").write_text("0 1 2 2 2")
+    rows = vil(*words, f"FINETUNE.HEAD=rows:{tmp_path / 'rows.txt'}")
     assert rows.code == 2
     assert "detectors support only 'keep' and 'new'" in rows.err
     assert vil(*words, "FINETUNE.HEAD=new").code == 0

@@ -7,6 +7,7 @@ import torch
 
 from tests.common.class_task import ClassificationTask
 from tests.common.toy_engine import CPU, ToyLoader, metrics, saved_state, toy_train, weights
+from vil.engine import loop
 from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.loop import seed_step
 from vil.utils.train_step import TrainStep
@@ -82,8 +83,12 @@ def test_the_best_checkpoint_is_that_of_the_first_test_sets_best_top1(straight):
     assert saved_state(straight)["state"]["best"] == scores[best]
 
 
-def test_evaluation_and_saving_have_their_own_schedules(tmp_path):
+def test_evaluation_and_saving_have_their_own_schedules(tmp_path, monkeypatch):
     drawn = []
+    toy_train(tmp_path / "often", epochs=5, eval_every=2, draw=drawn.append)
+    assert drawn == [tmp_path / "often"]  # at the end
+    monkeypatch.setattr(loop, "DRAW_SECONDS", 0)
+    drawn.clear()
     toy_train(tmp_path, epochs=5, eval_every=2, save_every=3, keep=9, draw=drawn.append)
     evaluated = [m["step"] for m in metrics(tmp_path) if m["split"] == "val/odd"]
     assert evaluated == [10, 20, 25]

@@ -386,12 +386,13 @@ def test_numbers_are_compared_in_the_scale_of_the_student(tmp_path):
     for scale in ([], ["REGRESSION.MEAN=[3,3,3,3]", "REGRESSION.STD=[2,2,2,2]"]):
         cfg = make_config(None, [*of, *words, *scale])
         task = task_for(cfg, torch.device("cpu"))
-        model = task.build_model().eval()
-        task.load_weights(model, find_weights(str(teacher.run_dir), ""))
+        task.build_model()
         task.train_loader(DistInfo())
         batch = batch_of(4, task.settings.image_size)
         numbers = task.target.decode(task.distillation.teacher.outputs(batch).double())
         own = task_for(get_config(teacher.run_dir / "config.yaml"), torch.device("cpu"))
+        model = own.build_model().eval()
+        own.load_weights(model, find_weights(str(teacher.run_dir), ""))
         assert torch.allclose(numbers, own.target.decode(model(batch.images).double()), atol=1e-5)
     lines = metrics(train(tmp_path / "run", *words, of=of).run_dir, "train")
     assert lines[-1]["teacher"] < lines[0]["teacher"]
