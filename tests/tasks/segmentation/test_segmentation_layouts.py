@@ -511,6 +511,18 @@ def test_boxes_alone_are_refused(split, tmp_path):
         assert not open_folder(tmp_path, split).mask(0).any()
 
 
+def test_categories_of_one_name_are_two_classes(tmp_path):
+    pytest.importorskip("faster_coco_eval")
+    rows = [
+        dict(category_id=number, segmentation=square(x, 1, 2), bbox=[x, 1, 2, 2])
+        for x, number in ((1, 3), (5, 5), (9, 8))
+    ]
+    write_objects(tmp_path, rows, {5: "thing", 3: "dog", 8: "thing"})
+    dataset = open_folder(tmp_path)
+    assert dataset.classes == ["background", "dog", "thing (5)", "thing (8)"]
+    assert dataset.mask(0)[1, [1, 5, 9]].tolist() == [1, 2, 3]
+
+
 def test_polygons_of_two_images_of_one_name(tmp_path):
     pytest.importorskip("faster_coco_eval")
     images = [

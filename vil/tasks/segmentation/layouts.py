@@ -23,11 +23,8 @@ from vil.data.dataset import SPLITS
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import UnreadableImage, read_image
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL, find_scenes
-from vil.tasks.detection.data.coco_json import (
-    REASONS,
-    AnnotationSource,
-    read_annotations,
-)
+from vil.tasks.detection.coco_eval import class_names
+from vil.tasks.detection.data.coco_json import REASONS, AnnotationSource, read_annotations
 from vil.tasks.detection.data.datasets import explain_none, format_counts, missing_images
 from vil.tasks.detection.data.layouts import (
     MAX_LIST,
@@ -136,7 +133,8 @@ class ObjectMasks(ImageFiles):
 
     A mask has the class `background`, number 0, where no object is. Smaller objects are in front of
     larger ones. Crowds count as objects. Boxes do not matter, except for those of objects without a
-    usable segmentation: such a box is IGNORE, and behind all objects. A mask has the size of the image in the annotations.
+    usable segmentation: such a box is IGNORE, and behind all objects. Categories of the same name
+    are classes of their own. A mask has the size of the image in the annotations.
     Paths of images must differ in more than their suffix, because a mask is saved as PNG below the
     path of its image.
     """
@@ -179,7 +177,9 @@ class ObjectMasks(ImageFiles):
         for name in names:
             if (other := first.setdefault(os.path.splitext(name)[0], name)) != name:
                 raise DataError(explain_twice(images, other, name))
-        categories = table.classes
+        categories = class_names([
+            {"id": number, "name": name} for number, name in zip(table.category_ids, table.classes)
+        ])  # fmt: skip
         classes = [BACKGROUND, *(name for name in categories if name != BACKGROUND)]
         paths = [os.path.relpath(images / name, root) for name in names]
         super().__init__(root, paths, classes, default_palette(len(classes)), notes)
