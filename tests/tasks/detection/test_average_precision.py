@@ -199,6 +199,19 @@ def test_annotations_that_are_none_are_left_out(tmp_path):
     assert figures["mask_ap"] == pytest.approx(100)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_an_object_without_a_mask_is_neither_missed_nor_a_false_positive(there, tmp_path):
+    """But a detection elsewhere is a false positive; boxes are evaluated all the same."""
+    place = [50.0, 10.0, 20.0, 50.0]
+    other = {"bbox": place, "segmentation": [], "area": 1000}
+    rows = [{"segmentation": polygon(BOX)}, *([other] if there else [])]
+    file = one_image(rows, tmp_path)
+    figures = average_precision(file, [*found_at(place), *found_at(BOX)], BOTH)
+    assert figures["mask_ap"] == pytest.approx(100 if there else 50)
+    assert figures["box_ap"] == pytest.approx(100 if there else 50)
+    assert average_precision(file, found_at(BOX), BOTH)["mask_ap"] == pytest.approx(100)
+
+
 @pytest.mark.parametrize("said", [(80, 90), (160, 180), (45, 51)], ids=str)
 def test_masks_are_evaluated_at_the_size_of_the_image(said, tmp_path):
     """Whatever size the file gives for it, and its run lengths have: as in training."""

@@ -79,7 +79,7 @@ def average_precision(truth, results, kind):
     return 100 * evaluation.stats[0]
 
 
-def test_pycocotools_finds_the_ap_of_evaluation(run, data):
+def test_pycocotools_finds_the_ap_of_evaluation(run, data, caplog):
     """By the ids of the user's file, with no score threshold and 100 detections on both sides."""
     found = ("--format", "coco", "--score", "0", "--output-file", "found.json")
     ended = vil("predict", "--run", run, data / "val", *found)
@@ -88,6 +88,7 @@ def test_pycocotools_finds_the_ap_of_evaluation(run, data):
     rows = json.loads(Path("found.json").read_text())
     assert {row["image_id"] for row in rows} <= set(IDS["val"])
     assert {row["category_id"] for row in rows} <= {4, 17, 90}
+    assert f"the image ids are those of {data / 'val.json'}, which" in caplog.text
     with contextlib.redirect_stdout(io.StringIO()):
         truth = coco.COCO(str(data / "val.json"))
     metrics = results(run)["coco"]
@@ -171,6 +172,19 @@ def test_ids_are_those_of_the_file(image_id):
 def test_images_without_a_clear_id_are_a_file_of_annotations(predictions):
     found = written(predictions, {"1.png": (9, (60, 50))})
     assert [image["id"] for image in found["images"]] == [*range(1, len(predictions) + 1)]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_another_image_of_the_same_name_and_size_has_no_id(same, tmp_path, caplog):
+    for folder, content in (("val", b"listed"), ("photos", b"listed" if same else b"others")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "1.png").write_bytes(content)
+    listing = Listing({"1.png": (9, (60, 50))}, (4, 17), Path("val.json"), tmp_path / "val")
+    predictions = [prediction(str(tmp_path / "photos/1.png"))]
+    found = json.loads("".join(as_coco(predictions, ["a", "b"], listings=lambda: [listing])))
+    assert isinstance(found, list) == same
+    (message,) = caplog.messages
+    assert ("ids are those of val.json" if same else "not the image that val.json") in message
 
 
 def test_unreadable_images_are_left_out():

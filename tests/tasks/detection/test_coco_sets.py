@@ -51,6 +51,15 @@ def test_what_cannot_be_used_is_dropped_with_its_reason(case, tmp_path, caplog):
     assert [found[i][1]["labels"].tolist() for i in range(2)] == [[2], [1]]
 
 
+def test_what_is_dropped_of_a_test_set_is_said_to_count(tmp_path, caplog):
+    rows = [box(1), box(2, bbox=[1, 1, 0, 3]), box(3, category=99), box(4, bbox=[1, 2])]
+    dataset(tmp_path, [without(row, "segmentation") for row in rows], "val", masks=True)
+    counted, no_masks = caplog.messages
+    assert "4 of 4 annotations are dropped" in counted
+    assert "but AP counts 2 of them, as pycocotools does; run" in counted
+    assert "no usable segmentation, so the AP of masks is NaN" in no_masks
+
+
 @pytest.mark.parametrize("case", SEGMENTATIONS)
 def test_what_no_mask_can_be_drawn_of_is_dropped_where_masks_are_wanted(case, tmp_path):
     segmentation, usable = SEGMENTATIONS[case]

@@ -1,6 +1,7 @@
 """Folders of boxes in the layouts of COCO, Roboflow, YOLO and Pascal VOC are read directly."""
 
 import json
+import re
 import unicodedata
 
 import numpy as np
@@ -287,6 +288,32 @@ def test_edges_of_voc_files_that_count_from_0(sign, written):
     assert len(found.annotations.notes) == 1
     rows = json.loads(found.annotations.text)["annotations"]
     assert [x, y, w, h] in [row["bbox"] for row in rows]
+
+
+@pytest.mark.parametrize("layout", ["Pascal VOC", "Pascal VOC of Roboflow"])
+def test_all_splits_of_voc_files_count_alike(layout, written):
+    """A single 0 is a slip if more boxes begin at 1, and never shifts one split only."""
+    root = written(layout)
+    before = {s: build_detection_set("folder", root, s, masks=False).boxes for s in SPLITS}
+    files = {file.stem: file for file in root.rglob("*.xml")}
+    pattern = re.compile(r"<xmin>\d+</xmin>")
+
+    def boxes_with(first, stems):
+        for stem in stems:
+            text = pattern.sub(f"<xmin>{first}</xmin>", files[stem].read_text(), count=1)
+            files[stem].write_text(text)
+        return {s: build_detection_set("folder", root, s, masks=False) for s in SPLITS}
+
+    boxes_with(1, ["train1", "train2", "val0"])
+    found = boxes_with(0, ["val1"])
+    for split in SPLITS:
+        (note,) = found[split].annotations.notes
+        assert "1 of 22 boxes begin at 0, but 3 at 1" in note
+        assert (found[split].boxes[:, 1:] == before[split][:, 1:]).all()
+    found = boxes_with(0, ["val2", "val3"])
+    for split in SPLITS:  # edges, in both splits
+        assert (found[split].boxes[:, 1] == before[split][:, 1] + 1).all()
+        assert "edges that count from 0" in found[split].annotations.notes[0]
 
 
 def edit(path, change):

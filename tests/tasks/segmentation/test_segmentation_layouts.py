@@ -452,6 +452,77 @@ def test_polygons(tmp_path):
     assert dataset.sample_name(1) == "images/train/b.png"
 
 
+def write_objects(root, rows, categories, split="train"):
+    """An image of 20 x 10 pixels with the given annotations. categories: {id: name}."""
+    save(root / f"images/{split}/a.png", Image.new("RGB", (20, 10)))
+    rows = [dict(id=i, image_id=1, iscrowd=0) | row for i, row in enumerate(rows, 1)]
+    images = [dict(id=1, file_name="a.png", width=20, height=10)]
+    categories = [dict(id=i, name=name) for i, name in categories.items()]
+    content = dict(images=images, annotations=rows, categories=categories)
+    file = root / f"annotations/{split}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(content))
+
+
+def square(x, y, side):
+    return [[x, y, x + side, y, x + side, y + side, x, y + side]]
+
+
+@pytest.mark.parametrize(
+    "box", [{}, {"bbox": [4, 2, 0.5, 3], "area": 64}, {"bbox": [1, 1, 0, 0], "area": 0}]
+)
+def test_a_polygon_needs_no_box(box, tmp_path, caplog):
+    pytest.importorskip("faster_coco_eval")
+    small = dict(category_id=1, segmentation=square(4, 2, 3), bbox=[4, 2, 3, 3], area=9)
+    rows = [small, dict(category_id=2, segmentation=square(2, 1, 8), **box)]
+    write_objects(tmp_path, rows, {1: "small", 2: "large"})
+    expected = np.zeros((10, 20), int)
+    expected[1:9, 2:10] = 2
+    expected[2:5, 4:7] = 1
+    np.testing.assert_array_equal(open_folder(tmp_path).mask(0), expected)
+    assert not caplog.messages
+
+
+def test_a_box_without_a_polygon_is_not_labeled(tmp_path, caplog):
+    pytest.importorskip("faster_coco_eval")
+    rows = [
+        dict(category_id=1, segmentation=square(4, 2, 3), bbox=[4, 2, 3, 3]),
+        dict(category_id=2, bbox=[2.5, 1, 5.2, 30]),
+        dict(category_id=2, bbox=[1, 1, 2, 0]),
+        dict(category_id=7, segmentation=square(14, 2, 3), bbox=[14, 2, 3, 3]),
+    ]
+    write_objects(tmp_path, rows, {1: "small", 2: "large"})
+    expected = np.zeros((10, 20), int)
+    expected[1:, 2:8] = IGNORE
+    expected[2:5, 4:7] = 1
+    np.testing.assert_array_equal(open_folder(tmp_path).mask(0), expected)
+    assert "1 of 4 annotations have a box, but no usable segmentation" in caplog.messages[0]
+    assert re.search(r"2 of 4 .*category.*: 1.*segmentation: 1\), so .* bac", caplog.messages[1])
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_boxes_alone_are_refused(split, tmp_path):
+    box = dict(category_id=1, bbox=[4, 2, 3, 3])
+    write_objects(tmp_path, [box], {1: "x"}, split)
+    with pytest.raises(DataError, match=r"no usable polygon or mask, of 1 annotations \(no usable"):
+        open_folder(tmp_path, split)
+    write_objects(tmp_path, [], {1: "x"}, split)
+    if split == "val":  # images without objects
+        assert not open_folder(tmp_path, split).mask(0).any()
+
+
+def test_categories_of_one_name_are_two_classes(tmp_path):
+    pytest.importorskip("faster_coco_eval")
+    rows = [
+        dict(category_id=number, segmentation=square(x, 1, 2), bbox=[x, 1, 2, 2])
+        for x, number in ((1, 3), (5, 5), (9, 8))
+    ]
+    write_objects(tmp_path, rows, {5: "thing", 3: "dog", 8: "thing"})
+    dataset = open_folder(tmp_path)
+    assert dataset.classes == ["background", "dog", "thing (5)", "thing (8)"]
+    assert dataset.mask(0)[1, [1, 5, 9]].tolist() == [1, 2, 3]
+
+
 def test_polygons_of_two_images_of_one_name(tmp_path):
     pytest.importorskip("faster_coco_eval")
     images = [

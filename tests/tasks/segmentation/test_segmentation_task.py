@@ -11,6 +11,7 @@ from PIL import Image
 from tests.common.small_runs import checkpoint, results, succeeds, vil
 from tests.common.small_tasks import words_of
 from vil.config import get_config
+from vil.export import load_exported
 from vil.tasks import task_for
 from vil.tasks.segmentation.windows import blend_windows
 
@@ -98,6 +99,16 @@ def test_a_file_takes_one_image_or_batches_of_one_size(run, tmp_path):
         assert ended.code == 2, ended.err
         assert "one image of any size or batches of one fixed size" in ended.err.splitlines()[-1]
     assert "shape 3 x 3 x 64 x 32" in succeeds(*words, "batch", "--size", "64x32")
+
+
+def test_the_metadata_of_a_file_are_those_of_segmentation(run, tmp_path):
+    file = tmp_path / "a.pt2"
+    words = ["--size", "32x32", "--dynamic", "batch", "SEGMENTATION.TEST.SIZE=40"]
+    succeeds("export", "--run", run, "--out", file, *words)
+    metadata = load_exported(file).metadata
+    assert (metadata["activation"], metadata["test_size"]) == ("softmax", "40")
+    assert {"mean", "std", "classes"} <= set(metadata)
+    assert not {"crop_pct", "interpolation"} & set(metadata)
 
 
 def test_balanced_weights_are_those_of_the_counted_pixels(tmp_path):

@@ -173,10 +173,11 @@ def load_truth(
     replace the image sizes in the file, because COCO's evaluation only compares masks of equal
     size.
 
-    An annotation is dropped if its image or category is unknown, or if it has no valid box or, for
-    "segm", no valid segmentation. Unlike in training, tiny boxes and crowd regions are kept. A
-    missing area is set to the area of the box, and a missing iscrowd to 0. Annotations get new ids.
-    Raises DataError if the file is invalid.
+    An annotation is dropped if its image or category is unknown, or if its box is not four finite
+    numbers. Unlike in training, other boxes and crowd regions are kept, as in pycocotools. For
+    "segm", the box of an object without a valid segmentation becomes a crowd region, so that it is
+    not missed, and a mask in it is no false positive. A missing area is set to the area of the box,
+    and a missing iscrowd to 0. Annotations get new ids. Raises DataError if the file is invalid.
     """
     tables = coco_json.read_tables(path)
     rows = tables["annotations"]
@@ -185,8 +186,8 @@ def load_truth(
     for key, name in (("images", "image_id"), ("categories", "category_id")):
         known = {row["id"]: True for row in tables[key]}
         usable &= np.array([coco_json.find(known, row.get(name), False) for row in rows], bool)
-    if iou_type == "segm":
-        usable &= masks.Segmentations(row.get("segmentation") for row in rows).usable
+    segmentations = [row.get("segmentation") for row in rows] if iou_type == "segm" else []
+    has_mask = masks.Segmentations(segmentations).usable
     areas = coco_json.parse_areas([row.get("area") for row in rows], boxes).tolist()
     for row in tables["images"]:
         row["height"], row["width"] = sizes.get(row["id"], (row["height"], row["width"]))
@@ -199,8 +200,13 @@ def load_truth(
         annotation |= dict(id=i + 1, area=areas[i], iscrowd=int(row.get("iscrowd") == 1))
         annotation["bbox"] = coco_json.parse_box(row["bbox"])
         if iou_type == "segm":
-            size = image_sizes[row["image_id"]]
-            annotation["segmentation"] = normalize_segmentation(row["segmentation"], size)
+            height, width = size = image_sizes[row["image_id"]]
+            if has_mask[i]:
+                annotation["segmentation"] = normalize_segmentation(row["segmentation"], size)
+            else:
+                x1, y1, x2, y2 = np.clip(boxes[i], 0, [width, height] * 2).tolist()
+                corners = [x1, y1, x2, y1, x2, y2, x1, y2]
+                annotation |= dict(segmentation=[corners], iscrowd=1)
         tables["annotations"].append(annotation)
     return tables
 

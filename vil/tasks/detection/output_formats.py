@@ -4,6 +4,8 @@ Each format is a function that takes an iterable of predictions and the class na
 chunks of text. COCO's formats are yielded only after the last image.
 """
 
+import filecmp
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from vil.tasks.detection.detections import Detections
 from vil.utils.console import printable
 from vil.utils.json_text import format_json, to_json
 from vil.utils.plural import plural
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,14 @@ class Listing(NamedTuple):
     """The images of an annotation file, and its categories.
 
     images: {file name: (image id, (H, W))}. category_ids: id of each label, from label 1; None for
-    a class that the file does not have.
+    a class that the file does not have. file: the annotation file, for messages. folder: folder of
+    the images; None if unknown.
     """
 
     images: Mapping[str, tuple[int | str, tuple[int, int]]]
     category_ids: Sequence[int | None]
+    file: Path = Path("the annotation file")
+    folder: Path | None = None
 
 
 def as_coco(
@@ -102,8 +109,13 @@ def as_coco(
     known = list(category_ids) or list(range(1, len(names) + 1))
     shown = [(i, each) for i, each in enumerate(predictions, 1) if each.detections is not None]
     for listing in listings() if shown else ():
-        image_ids = find_image_ids([prediction for _, prediction in shown], listing.images)
+        image_ids = find_image_ids([prediction for _, prediction in shown], listing)
         if image_ids:
+            logger.warning(
+                "the image ids are those of %s, which lists these images: for a file of "
+                "annotations instead, set DATA.PATH none",
+                listing.file,
+            )
             # a class that the annotation file does not have keeps its id, if that id is free
             listed = set(listing.category_ids)
             free = [None if number in listed else number for number in known]
@@ -137,21 +149,27 @@ def to_rows(
     return to_results(prediction.detections, **options)
 
 
-def find_image_ids(
-    predictions: Sequence[Prediction],
-    images: Mapping[str, tuple[int | str, tuple[int, int]]],
-) -> list[int | str]:
+def find_image_ids(predictions: Sequence[Prediction], listing: Listing) -> list[int | str]:
     """Return the id of each predicted image in an annotation file, or [] if one has no clear id.
 
     An image has the id of the file name with which its path ends, the longest if there are several,
-    if the size is the same and no other predicted image has this id. images: see `Listing`.
+    if the size is the same, no other predicted image has this id, and the files are equal.
     """
     ids = []
     for prediction in predictions:
         parts = Path(os.path.abspath(prediction.file)).parts
         ends = ("/".join(parts[i:]) for i in range(1, len(parts)))
-        image_id, size = next((images[end] for end in ends if end in images), (None, None))
+        name = next((end for end in ends if end in listing.images), "")
+        image_id, size = listing.images.get(name, (None, None))
         if size != prediction.size:
+            return []
+        files = [prediction.file, listing.folder / name] if listing.folder else []
+        if files and all(map(os.path.isfile, files)) and not filecmp.cmp(*files, shallow=False):
+            logger.warning(
+                "%s is not the image that %s lists, so the ids of this file are not used",
+                printable(prediction.file),
+                listing.file,
+            )
             return []
         ids.append(image_id)
     return ids if len(set(ids)) == len(ids) else []

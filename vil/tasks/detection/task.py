@@ -261,7 +261,7 @@ class DetectionTask(Task):
                     ids = (row.get("given_id", row["id"]) for row in rows)
                     sizes = ((row["height"], row["width"]) for row in rows)
                     images = dict(zip(names, zip(ids, sizes)))
-                    yield Listing(images, dataset.category_ids)
+                    yield Listing(images, dataset.category_ids, source.path, dataset.folder)
 
     def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """Average the last feature map of the network before the feature pyramid, without padding.

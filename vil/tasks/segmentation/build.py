@@ -99,7 +99,6 @@ class Segmentation(SegmentationTask):
         self.weight_setting = cfg.LOSS.CLASS_WEIGHTS
         mean, std = list(cfg.INPUT.MEAN), list(cfg.INPUT.STD)
         self.mean, self.std, self.ignore = mean, std, own.IGNORE
-        self.test_size = test.SIZE
         self.eval_transform = eval_transform(test.SIZE, mean=mean, std=std)
         self.build_train_transform = partial(build_train_transform, cfg)
         self.build_network = partial(build_segmentation_model, cfg)
@@ -115,6 +114,7 @@ class Segmentation(SegmentationTask):
             loss=self.build_loss(),
             num_classes=num_classes,
             transform=image_transform(test.SIZE, mean=mean, std=std),
+            test_size=test.SIZE,
             tile=test.TILE,
             overlap=test.TILE // 4 if test.OVERLAP < 0 else test.OVERLAP,
             boundary=test.BOUNDARY,

@@ -6,9 +6,11 @@ in SEGMENTATION_SETS. ignore: value of pixels without a label in mask files.
 
 import gzip
 import importlib
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from vil.data.dataset import SPLITS
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import UnreadableImage, read_image
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL, find_scenes
-from vil.tasks.detection.data.coco_json import AnnotationSource, read_annotations
+from vil.tasks.detection.coco_eval import class_names
+from vil.tasks.detection.data.coco_json import REASONS, AnnotationSource, read_annotations
 from vil.tasks.detection.data.datasets import explain_none, format_counts, missing_images
 from vil.tasks.detection.data.layouts import (
     MAX_LIST,
@@ -129,7 +132,9 @@ class ObjectMasks(ImageFiles):
     """Images whose objects have polygons or RLEs in COCO's format.
 
     A mask has the class `background`, number 0, where no object is. Smaller objects are in front of
-    larger ones. Crowds count as objects. A mask has the size of the image in the annotations.
+    larger ones. Crowds count as objects. Boxes do not matter, except for those of objects without a
+    usable segmentation: such a box is IGNORE, and behind all objects. Categories of the same name
+    are classes of their own. A mask has the size of the image in the annotations.
     Paths of images must differ in more than their suffix, because a mask is saved as PNG below the
     path of its image.
     """
@@ -142,39 +147,62 @@ class ObjectMasks(ImageFiles):
         annotations: Path | AnnotationSource,
         roots: Roots = (),
     ):
-        """Read the annotations. images: folder of the images."""
+        """Read the annotations. images: folder of the images. Raises DataError if the images have
+        objects, but none of them has a usable segmentation."""
         table = read_annotations(annotations, masks=True)
-        rows = np.flatnonzero(table.reasons == 0)
-        if split == "train" and not len(rows):
-            reason = explain_none(table)
-            raise DataError(f"{annotations} has no usable polygon or mask to train with{reason}")
-        notes = list(getattr(annotations, "notes", ()))
-        if table.dropped:
-            counts = format_counts(table.count_dropped())
-            count = f"{len(table.dropped)} of {len(table.reasons)}"
-            notes.append(f"{table.path}: {count} annotations are dropped ({counts})")
+        segmentations, no_mask = table.segmentations, len(REASONS) - 1
+        is_ignored = table.reasons == no_mask  # a usable box; other boxes do not matter
+        is_unknown = (table.images < 0) | (table.labels == 0)
+        reasons = np.where(segmentations.usable, 0, no_mask)
+        table = replace(table, reasons=np.where(is_unknown, table.reasons, reasons))
+        is_drawn = table.reasons == 0
+        if not is_drawn.any() and (split == "train" or (table.images >= 0).any()):
+            raise DataError(f"{annotations} has no usable polygon or mask{explain_none(table)}")
+        notes, total = list(getattr(annotations, "notes", ())), len(is_drawn)
+        if is_ignored.any():
+            notes.append(
+                f"{table.path}: {is_ignored.sum()} of {total} annotations have a box, but no "
+                "usable segmentation, so the pixels in the box have no label, except for those of "
+                "other objects"
+            )
+        others = replace(table, reasons=np.where(is_ignored, 0, table.reasons))
+        if dropped := others.count_dropped():
+            notes.append(
+                f"{table.path}: {sum(dropped.values())} of {total} annotations are dropped "
+                f"({format_counts(dropped)}), so their pixels are {BACKGROUND}"
+            )
         names = list(map(os.fsdecode, table.names.tolist()))
         check_files(images, names, join_roots(root, roots))
         first: dict[str, str] = {}  # {path without suffix: name}
         for name in names:
             if (other := first.setdefault(os.path.splitext(name)[0], name)) != name:
                 raise DataError(explain_twice(images, other, name))
-        classes = [BACKGROUND, *(name for name in table.classes if name != BACKGROUND)]
+        categories = class_names([
+            {"id": number, "name": name} for number, name in zip(table.category_ids, table.classes)
+        ])  # fmt: skip
+        classes = [BACKGROUND, *(name for name in categories if name != BACKGROUND)]
         paths = [os.path.relpath(images / name, root) for name in names]
         super().__init__(root, paths, classes, default_palette(len(classes)), notes)
-        self.numbers = np.array([0, *map(classes.index, table.classes)])  # of label 0, 1, ..., K
-        # of image 0, 1, ..., the largest object of each first
-        self.rows = rows[np.lexsort((-table.areas[rows], table.images[rows]))]
+        numbers = np.array([IGNORE, *map(classes.index, categories)])  # of label 0, 1, ..., K
+        self.numbers = np.where(is_drawn, numbers[table.labels], IGNORE)
+        self.boxes, self.sizes, self.segmentations = table.boxes, table.sizes, segmentations
+        extents = (segmentations.extents[:, 2:] - segmentations.extents[:, :2]).prod(axis=1)
+        areas = np.where(table.areas > 0, table.areas, extents)  # of invalid boxes: not above 0
+        # of image 0, 1, ..., first the ignored boxes of each, then its largest object
+        rows = np.flatnonzero(is_drawn | is_ignored)
+        self.rows = rows[np.lexsort((-areas[rows], is_drawn[rows], table.images[rows]))]
         self.ends = np.cumsum([0, *np.bincount(table.images[rows], minlength=len(names))])
-        self.labels, self.sizes = table.labels, table.sizes
-        self.segmentations = table.segmentations
 
     def mask(self, index: int) -> np.ndarray:
         width, height = self.sizes[index].tolist()
         mask = np.zeros((height, width), np.int16)
         for row in self.rows[self.ends[index] : self.ends[index + 1]].tolist():
-            bitmap = self.segmentations.bitmap(row, height, width)
-            mask[bitmap > 0] = self.numbers[self.labels[row]]
+            if self.numbers[row] == IGNORE:
+                x1, y1, x2, y2 = np.clip(self.boxes[row], 0, [width, height] * 2).tolist()
+                mask[int(y1) : math.ceil(y2), int(x1) : math.ceil(x2)] = IGNORE
+            else:
+                bitmap = self.segmentations.bitmap(row, height, width)
+                mask[bitmap > 0] = self.numbers[row]
         return mask
 
 

@@ -75,6 +75,7 @@ class SegmentationTask(Task):
         loss: SegmentationLoss,
         num_classes: int,
         transform: Callable[[Image.Image], Tensor] | None = None,
+        test_size: int = 0,
         tile: int = 0,
         overlap: int = 0,
         boundary: int = 2,
@@ -89,6 +90,7 @@ class SegmentationTask(Task):
         Args:
             loss: maps logits (B, K, H, W) and class numbers (B, H, W) to the loss.
             transform: evaluation transform, from a PIL image to a tensor (c, H, W).
+            test_size: length in pixels to which `transform` resizes the shorter side; 0 for none.
             tile, overlap: side and overlap of windows in pixels; 0 for whole images.
             boundary: distance in pixels up to which boundaries agree, for boundary F1.
             outputs: what `visualize` draws, of `keys.OUTPUTS`.
@@ -101,7 +103,8 @@ class SegmentationTask(Task):
         if not hasattr(self, "metric"):
             self.metric = make_metric(METRICS)
         super().__init__(**common)
-        self.loss_function, self.num_classes, self.transform = loss, num_classes, transform
+        self.loss_function, self.num_classes = loss, num_classes
+        self.transform, self.test_size = transform, test_size
         self.tiling = dict(tile=tile, overlap=overlap)
         self.boundary, self.outputs = boundary, tuple(outputs)
         self.print_classes, self.distillation = print_classes, distillation
@@ -279,11 +282,13 @@ class SegmentationTask(Task):
         model: nn.Module,
         path: Path,
         *,
+        metadata: Mapping[str, str],
         size: tuple[int, int] | None = None,
         dynamic: Sequence[str] | None = None,
         **options: Any,
     ) -> list[Difference]:
-        """Write the model to a file that maps images (B, c, H, W) to logits (B, K, H, W).
+        """Write the model to a file that maps images (B, c, H, W) to logits (B, K, H, W). The
+        metadata have the transform of this task, and the activation of the logits.
 
         size: height and width of the images in pixels; None for squares of INPUT.IMAGE_SIZE.
         dynamic: dimensions that stay dynamic; None for all, with an MsViT for the size only. Raises
@@ -301,7 +306,10 @@ class SegmentationTask(Task):
                 "set --dynamic size, or --dynamic batch and --size to multiples of "
                 f"{divisor}, got --dynamic {','.join(dynamic)} and --size {size[0]}x{size[1]}"
             )
-        return export_model(model, path, size=size, dynamic=dynamic, **options)
+        unused = ("crop_pct", "interpolation")  # of classification
+        metadata = {key: value for key, value in metadata.items() if key not in unused}
+        metadata |= dict(activation="softmax", test_size=str(self.test_size))
+        return export_model(model, path, metadata=metadata, size=size, dynamic=dynamic, **options)
 
     def load_exported(self, path: Path, format: str) -> nn.Module:
         return load_exported(path, format)

@@ -1,7 +1,8 @@
 """Datasets of images with boxes and masks, whose annotations are in COCO's format, or are converted
 to it (see layouts.py).
 
-Unusable annotations are dropped when the annotations are read, with one warning. Boxes are clipped
+Unusable annotations are dropped when the annotations are read, with one warning. Evaluation reads
+the annotations again, and counts those with a box, see `coco_eval.load_truth`. Boxes are clipped
 when an image is read, because its size may differ from that in the annotations.
 """
 
@@ -94,10 +95,18 @@ class CocoDataset(Dataset):
         notes = list(to_source(annotations).notes)
         if table.dropped:
             counts = format_counts(table.count_dropped())
+            has_box = (
+                np.isfinite(table.boxes).all(axis=1) & (table.images >= 0) & (table.labels > 0)
+            )
+            num_counted = int((has_box & (table.reasons > 0)).sum()) if split != "train" else 0
+            but = f", but AP counts {num_counted} of them, as pycocotools does"
             notes.append(
                 f"{table.path}: {len(table.dropped)} of {len(table.reasons)} annotations are "
-                f"dropped ({counts}); run vil detect check to list them"
+                f"dropped ({counts}){but if num_counted else ''}; run vil detect check to list them"
             )
+        is_test = split != "train" and len(table.reasons) > 0
+        if is_test and masks and not table.segmentations.usable.any():
+            notes.append(f"{table.path} has no usable segmentation, so the AP of masks is NaN")
         for note in () if quiet else notes:
             logger.warning(note)
         self.segmentations, self.misfits = table.segmentations, tuple(find_misfits(table))

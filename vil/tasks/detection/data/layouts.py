@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, TreeBuilder
@@ -314,22 +315,24 @@ def yolo_row(points: np.ndarray, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def find_voc(root: Path, roots: Roots) -> dict[str, tuple]:
-    """Return {split: (folder of XML files, image folder, list of their names or None for all)}."""
+    """Return {split: (folder of XML files, image folder, list of their names or None for all,
+    folders of the XML files of all splits)}."""
     folder = next((root / name for name in VOC_FOLDERS if has_xml(root / name)), None)
     if folder is None:
         beside = {split: [root / name for name in names] for split, names in SPLIT_NAMES.items()}
         found = {split: next(filter(has_xml, paths), None) for split, paths in beside.items()}
-        splits = {split: (path, path, None) for split, path in found.items() if path}
-        return splits or ({"train": (root, root, None)} if has_xml(root) else {})
+        folders = sorted({path for path in found.values() if path})
+        splits = {split: (path, path, None, folders) for split, path in found.items() if path}
+        return splits or ({"train": (root, root, None, [root])} if has_xml(root) else {})
     images = next((root / name for name in VOC_IMAGES if (root / name).is_dir()), folder)
     lists = root / "ImageSets/Main"
     splits = {
-        split: (folder, images, lists / f"{name}.txt")
+        split: (folder, images, lists / f"{name}.txt", [folder])
         for split, names in SPLIT_NAMES.items()
         for name in reversed(names)
         if (lists / f"{name}.txt").is_file()
     }
-    return splits or {"train": (folder, images, None)}
+    return splits or {"train": (folder, images, None, [folder])}
 
 
 def has_xml(folder: Path) -> bool:
@@ -343,7 +346,7 @@ def is_xml(name: str) -> bool:
 def read_voc(root: Path, location: tuple, roots: Roots) -> Files:
     """Read a split in the layout of Pascal VOC. Objects that are marked as difficult become crowds,
     so they are left out of training, and evaluation ignores them."""
-    folder, images, names = location
+    folder, images, names, folders = location
     for path in (folder, images, *([names] if names else ())):
         check_inside(root, path, "the dataset", roots)
     if names is None:
@@ -367,13 +370,8 @@ def read_voc(root: Path, location: tuple, roots: Roots) -> Files:
         found.append((image, parse_size(element), objects))
     classes = list_classes((name for _, _, objects in found for name, *_ in objects), folder)
     converted, labels = Converted(root, classes), {name: i for i, name in enumerate(classes)}
-    corners = np.array([box for _, _, objects in found for _, box, _ in objects]).reshape(-1, 4)
-    shift = first_pixel(corners)
-    if not shift:
-        converted.notes.append(
-            f"{names or folder}: boxes begin at 0 or have fractions, so they are read as edges "
-            "that count from 0, not as pixels that count from 1"
-        )
+    shift, note = first_pixel(read_corners(root, folders, roots))
+    converted.notes += [f"{names or folder}: {note}"] if note else []
     for stem, (image, size, objects) in zip(stems, found):
         converted.add_image(os.path.relpath(images / image, root), size)
         for number, (name, (x1, y1, x2, y2), is_difficult) in enumerate(objects, 1):
@@ -423,15 +421,36 @@ def parse_object(element: Element, file: Path, number: int) -> tuple[str, list[f
     return name, box, (element.findtext("difficult") or "").strip() == "1"
 
 
-def first_pixel(corners: np.ndarray) -> int:
-    """Return the number of the first pixel in boxes (n, 4) of Pascal VOC, 1 or 0.
+def read_corners(root: Path, folders: Sequence[Path], roots: Roots) -> np.ndarray:
+    """Return xmin ymin xmax ymax of all objects in folders of XML files, (n, 4). Files that are
+    invalid are left out, because they may belong to no split."""
+    boxes = []
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.xml"))):
+        with suppress(DataError):
+            objects = parse_xml(check_inside(root, path, "the dataset", roots)).findall("object")
+            boxes += [parse_object(each, path, i)[1] for i, each in enumerate(objects, 1)]
+    return np.array(boxes).reshape(-1, 4)
+
+
+def first_pixel(corners: np.ndarray) -> tuple[int, str]:
+    """Return the number of the first pixel in boxes of Pascal VOC, 1 or 0, and a note, which may be
+    empty.
 
     In Pascal VOC, and so in detectron2, pixels count from 1 and xmax is the last pixel of the box.
-    CVAT and others write edges that count from 0. They are recognized by a 0 or by fractions.
+    CVAT and others write edges that count from 0. They are recognized by fractions, or by boxes
+    that begin at 0, if not many more begin at 1: a single 0 may be a slip. corners (n, 4): the
+    boxes of all splits, so that all of them are read in the same way.
     """
     with np.errstate(invalid="ignore"):
-        has_fractions = (corners != corners.round()).any(axis=1).mean() > 0.5 if len(corners) else 0
-    return 0 if has_fractions or (corners[:, :2] == 0).any() else 1
+        has_fractions = (corners != corners.round()).any(axis=1)
+    zeros, ones = (int((corners[:, :2] == first).any(axis=1).sum()) for first in (0, 1))
+    if 2 * has_fractions.sum() > len(corners) or (zeros and 2 * zeros >= ones):
+        return 0, (
+            "boxes begin at 0 or have fractions, so they are read as edges that count from 0, not "
+            "as pixels that count from 1"
+        )
+    counts = f"{zeros} of {plural(len(corners), 'box', 'boxes')} begin at 0, but {ones} at 1"
+    return 1, f"{counts}, so they are read as pixels that count from 1" if zeros else ""
 
 
 # ---- common to all
