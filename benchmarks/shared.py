@@ -17,7 +17,7 @@ import vil
 from vil.cli import main
 from vil.report.run_record import metrics
 from vil.report.sweep_table import GroupRow
-from vil.utils.interleaved_timer import Candidate, Times, time_interleaved
+from vil.utils.interleaved_timer import Candidate, time_interleaved
 from vil.utils.machine import processor, search_file
 from vil.utils.text_table import align
 
@@ -148,16 +148,9 @@ def time_in_turns(
 ) -> dict[str, list[float]]:
     """Time functions in interleaved rounds, after a warm-up. Returns {name: seconds per round}."""
     candidates = {name: Candidate(call) for name, call in functions.items()}
-    return {name: each.forward for name, each in time_all(candidates, rounds, device).items()}
-
-
-def time_all(
-    candidates: dict[str, Candidate], rounds: int, device: torch.device = CPU
-) -> dict[str, Times]:
-    """Time all candidates in interleaved rounds, after a warm-up. None of them may fail."""
     times, failed = time_interleaved(candidates, rounds, device, exempt=list(candidates))
     assert not failed, failed
-    return times
+    return {name: each.forward for name, each in times.items()}
 
 
 def resident_bytes(field: str) -> int | None:
