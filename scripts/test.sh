@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages="vil pytest hypothesis xdist sklearn segmentation_models_pytorch onnxruntime onnxscript pycocotools faster_coco_eval mkdocs datasets nbclient ipykernel tifffile zarr torchmetrics mpl_toolkits wandb mlflow"
+packages="vil pytest hypothesis xdist sklearn segmentation_models_pytorch onnxruntime onnxscript pycocotools faster_coco_eval mkdocs datasets nbclient ipykernel tifffile zarr torchmetrics mpl_toolkits.basemap_data wandb mlflow"
 if ! .venv/bin/python -c "import sys; from importlib.util import find_spec; assert all(map(find_spec, sys.argv[1:]))" $packages 2>/dev/null; then
     "${PYTHON:-python3}" -m venv .venv
     .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"

@@ -2,13 +2,13 @@
 their training."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from vil.config import get_config
-from vil.config.defaults import leaves
+from vil.config.defaults import KEYS
+from vil.config.yaml_source import read_text, read_yaml
 from vil.engine.checkpoint.manifest import find_corruption
 from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
 from vil.pretrained import dinov2, state_dict_io
@@ -73,14 +73,20 @@ def transform_keys(transform: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def recorded_values(weights: Path) -> dict[str, Any]:
-    """Return {config key: value} of the config that trained weights, as far as it is known.
+def recorded_values(weights: Path, keys: Collection[str]) -> dict[str, Any]:
+    """Return {config key: value} of the config that trained weights, for those of `keys` that are
+    recorded by its run or, of the input transform and the task, by a model card.
 
-    weights: result of `find_weights`. A run records all keys, and a model card those of the input
-    transform and of the task. Returns {} for other files.
+    weights: result of `find_weights`. keys: of texts and of lists of numbers.
     """
     if run := state_dict_io.find_run(weights):
-        return leaves(get_config(run / "config.yaml"))
-    card = (state_dict_io.read_metadata(weights) if weights.is_file() else None) or {}
-    task = card.get("task") or {"settings": {}}
-    return transform_keys(card.get("transform") or {}) | task["settings"]
+        # not `get_config`, which would run the plug-ins of that run
+        settings = read_yaml(read_text(run / "config.yaml"), str(run / "config.yaml"))
+        found = {setting.key: setting.value for setting in settings}
+    else:
+        card = (state_dict_io.read_metadata(weights) if weights.is_file() else None) or {}
+        task = card.get("task") or {"name": KEYS["TASK"].default, "settings": {}}
+        found = {"TASK": task["name"], **task["settings"]} if card else {}
+        found |= transform_keys(card.get("transform") or {})
+    lists = {k: list(map(float, v)) for k, v in found.items() if k in keys and type(v) is list}
+    return {key: found[key] for key in keys if key in found} | lists

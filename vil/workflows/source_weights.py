@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from yacs.config import CfgNode
 
-from vil.config.defaults import KEYS, leaves
+from vil.config.defaults import leaves
 from vil.config.dump_yaml import dump_value
 from vil.data.classes import is_unnamed, read_class_names, respell
 from vil.pretrained.load_weights import select_classes
@@ -49,7 +49,7 @@ def order_of_head(cfg: CfgNode, weights: Path, classes: Sequence[str]) -> list[s
         return []
     if sorted(here) == sorted(learned) and len(set(here)) == len(here):
         return learned
-    is_same_task = recorded_values(weights).get("TASK", KEYS["TASK"].default) == cfg.TASK
+    is_same_task = recorded_values(weights, ["TASK"]).get("TASK") == cfg.TASK
     is_named = not (is_unnamed(here) or is_unnamed(learned))
     if is_same_task and is_named and len(here) == len(learned):
         first = next(n for n, (one, other) in enumerate(zip(here, learned)) if one != other)
@@ -63,8 +63,8 @@ def order_of_head(cfg: CfgNode, weights: Path, classes: Sequence[str]) -> list[s
 
 def warn_other_normalization(cfg: CfgNode, weights: Path) -> None:
     """Log a warning if weights were trained on images that were normalized in another way."""
-    recorded, values = recorded_values(weights), leaves(cfg)
-    keys = [k for k in NORMALIZATION if k in recorded and not _is_equal(recorded[k], values[k])]
+    recorded, values = recorded_values(weights, NORMALIZATION), leaves(cfg)
+    keys = [key for key in recorded if not _is_equal(recorded[key], values[key])]
     if keys:
         words = shlex.join(f"{key}={dump_value(recorded[key])}" for key in keys)
         log.warning(

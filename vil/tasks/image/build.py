@@ -345,8 +345,9 @@ class Regression(ConfiguredTask):
     has_teacher = True
 
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
-        report, saved = super().load_weights(model, path, strict=strict), recorded_values(path)
-        head, scale = self.finetune["head"], (saved.get(key) for key in self.learned_keys)
+        report = super().load_weights(model, path, strict=strict)
+        saved, head = recorded_values(path, self.learned_keys), self.finetune["head"]
+        scale = (saved.get(key) for key in self.learned_keys)
         mean, std = (select_classes(head, list(numbers or ())) for numbers in scale)
         if mean and std:
             self.target.rescale_head(model, mean, std)
