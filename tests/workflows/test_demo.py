@@ -160,7 +160,7 @@ def test_a_source_that_does_not_exist_is_one_line():
 
 
 @pytest.mark.long
-def test_the_command_serves_until_ctrl_c(digit):
+def test_the_command_serves_until_ctrl_c(digit, heard_signals):
     process = subprocess.Popen(
         command("demo", "--port", 0), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
