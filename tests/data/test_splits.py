@@ -72,6 +72,7 @@ def test_no_part_of_few_numbers_is_empty(count):
     for fraction in (0.05, 0.2, 0.5):
         parts = assign_parts(numbers, [1 - fraction, fraction], target_type="numbers")
         assert set(parts) == {0, 1}
+        assert abs(parts.sum() - fraction * count) <= 1
     groups = np.arange(count).repeat(20)  # each with one number
     parts = assign_parts(numbers.repeat(20, 0), [0.8, 0.2], target_type="numbers", groups=groups)
     assert set(parts) == {0, 1}

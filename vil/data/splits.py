@@ -11,6 +11,7 @@ Shapes: N samples, K labels or numbers, P parts.
 import hashlib
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +47,9 @@ def assign_parts(
     groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
     groups = groups.reshape(-1)
     shares = np.asarray(fractions, np.float64)
-    # with more bins than samples in the smallest part, its share of a bin may be below 1 sample
-    fewer = min(NUM_BINS, max(1, round(count * shares.min())))
-    for num_bins in (NUM_BINS, fewer, 1):
+    # not more bins than samples in the smallest part, because it gets at least one of each bin
+    most = min(NUM_BINS, max(1, round(count * shares.min())))
+    for num_bins in (most, 1):
         labels = sample_labels(targets, target_type, num_bins)
         parts = _assign_groups(groups, *labels, shares, seed)
         if target_type != "numbers" or len(np.unique(parts)) == len(shares):
@@ -173,6 +174,20 @@ def number_keys(keys: Sequence[bytes | str | None]) -> np.ndarray:
     return np.array(
         [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64
     )
+
+
+class ShownClasses:
+    """The classes that the images of a dataset show, by which images with boxes or masks are
+    divided. targets (N, K) bool: the classes of each image."""
+
+    target_type = "labels"
+    split_groups = None
+
+    def __init__(self, dataset: Any, targets: np.ndarray) -> None:
+        self.targets, self.classes, self.content = targets, dataset.classes, dataset.content
+
+    def __len__(self) -> int:
+        return len(self.targets)
 
 
 def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray:

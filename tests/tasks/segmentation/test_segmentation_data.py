@@ -7,11 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.common.built import task_of
+from tests.common.small_tasks import SMALL_TASKS
+from vil.config import get_config
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.pixels import PixelBatch
+from vil.engine.distributed import DistInfo
 from vil.tasks.segmentation import IGNORE
 from vil.tasks.segmentation.data import (
-    MaskLabels,
     build_segmentation_set,
     count_pixels,
     find_misfits,
@@ -160,11 +163,16 @@ def test_part_of_a_set(root):
     assert (part.split, dataset.split) == ("val", "train")
 
 
-def test_labels_for_the_division_of_images(root):
-    labels = MaskLabels(open_set(root))
-    expected = [[True, True, True, number % 2 == 0] for number in range(NUM)]
-    assert labels.targets.tolist() == expected
-    assert (len(labels), labels.target_type) == (NUM, "labels")
+def test_each_part_of_a_divided_set_shows_every_class(root):
+    words = ["DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATA.KWARGS={}", f"DATA.PATH={root}"]
+    words += ["DATA.VAL_FRACTION=0.25", "DATA.NUM_CLASSES=4", "DATALOADER.BSZ=2"]
+    task = task_of(get_config(None, [*SMALL_TASKS["segmentation"], *words]))
+    train = task.train_loader(DistInfo()).samples.dataset
+    task.class_names = train.classes
+    (held_out,) = task.test_loaders(DistInfo()).values()
+    assert (len(train), len(held_out.dataset)) == (6, 2)
+    for dataset in (train, held_out.dataset):
+        assert count_pixels(dataset).min() > 0
 
 
 def test_count_of_pixels(root):

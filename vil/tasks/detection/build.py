@@ -20,6 +20,7 @@ from vil.config.defaults import tree
 from vil.config.unused_keys import warn_unused
 from vil.data.build import read_settings
 from vil.data.classes import add_learned_classes
+from vil.data.splits import ShownClasses
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
 from vil.engine.build import MEMORY_FORMATS, amp_dtype
 from vil.integrations.build import build_network
@@ -29,7 +30,7 @@ from vil.tasks.base import OpenData, Task
 from vil.tasks.detection.cost import detector_cost
 from vil.tasks.detection.data import datasets
 from vil.tasks.detection.data.batch import DetectionBatch
-from vil.tasks.detection.data.datasets import CocoDataset, ImageLabels, build_detection_set
+from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
 from vil.tasks.detection.data.summary import describe_empty, summarize_boxes
 from vil.tasks.detection.data.transforms import train_transform
 from vil.tasks.detection.detections import from_target
@@ -231,7 +232,8 @@ class Detection(DetectionTask):
             return self._open(name, split, transform, keep_empty=self.keep_empty)
         if name not in self._parts:
             dataset = self._open(name, "train", None, keep_empty=True)
-            indices = self.settings.split_indices(name, ImageLabels(dataset))
+            shown = ShownClasses(dataset, dataset.count_boxes() > 0)
+            indices = self.settings.split_indices(name, shown)
             self._parts[name] = dataset, indices
         dataset, indices = self._parts[name]
         part = dataset.select(indices[split], split, keep_empty=self.keep_empty)

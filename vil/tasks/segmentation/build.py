@@ -18,6 +18,7 @@ from vil.data.batch import Batch
 from vil.data.build import read_settings
 from vil.data.classes import add_learned_classes
 from vil.data.loader import TrainLoader
+from vil.data.splits import ShownClasses
 from vil.engine.build import MEMORY_FORMATS, amp_dtype
 from vil.engine.distributed import DistInfo, compute_on_main
 from vil.integrations.build import build_network
@@ -237,7 +238,8 @@ class Segmentation(SegmentationTask):
             return self._open(name, split, transform)
         if name not in self._parts:
             dataset = self._open(name, "train", None)
-            indices = self.settings.split_indices(name, data.MaskLabels(dataset))
+            shown = ShownClasses(dataset, dataset.count().pixels > 0)
+            indices = self.settings.split_indices(name, shown)
             self._parts[name] = dataset, indices
         dataset, indices = self._parts[name]
         part = dataset.select(indices[split], split)

@@ -138,21 +138,6 @@ def count_pixels(dataset: MaskDataset, max_masks: int = MAX_COUNTED) -> np.ndarr
     return count_masks(dataset, indices).pixels.sum(0)
 
 
-class MaskLabels:
-    """The classes that the masks of a dataset show, by which `DataSettings.split_indices` divides
-    the images. All masks are read."""
-
-    target_type = "labels"
-    split_groups = None
-
-    def __init__(self, dataset: MaskDataset):
-        self.targets = dataset.count().pixels > 0  # (N, K)
-        self.classes, self.content = dataset.classes, dataset.content
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-
 def summarize_masks(dataset: MaskDataset) -> TargetSummary:
     """Count, for each class of a dataset, the images that show it, and its share of the pixels."""
     names, counts = dataset.classes, dataset.count()

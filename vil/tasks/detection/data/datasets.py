@@ -241,21 +241,6 @@ class CocoDataset(Dataset):
         return os.fsdecode(self.names[index])
 
 
-class ImageLabels:
-    """The categories that the images of a dataset show, by which `DataSettings.split_indices`
-    divides the images."""
-
-    target_type = "labels"
-    split_groups = None
-
-    def __init__(self, dataset: CocoDataset):
-        self.targets = dataset.count_boxes() > 0  # (N, K)
-        self.classes, self.content = dataset.classes, dataset.content
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-
 def missing_images(
     folder: Path, names: Iterable[str], roots: Sequence[str | Path] = ()
 ) -> list[str]:
