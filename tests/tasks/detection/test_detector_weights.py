@@ -85,6 +85,30 @@ def test_other_categories_need_a_new_head(kind, tmp_path):
     assert len(report.loaded) == len(model.state_dict()) - count
 
 
+@pytest.mark.parametrize("kind", DETECTORS)
+def test_another_kind_of_detector_gives_what_both_have(kind, tmp_path):
+    source = detector("retinanet" if kind == "mask_rcnn" else "mask_rcnn")
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.add_(1)
+    path = saved(source.state_dict(), tmp_path / "other.safetensors")
+    model = detector(kind)
+    with pytest.raises(CheckpointError, match="another kind of detector.*FINETUNE.HEAD to new"):
+        load_detector(model, path)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    report = load_detector(model, path, head="new")
+    after, theirs = model.state_dict(), source.state_dict()
+    for name, value in after.items():
+        assert torch.equal(value, before[name] if name in report.fresh else theirs[name])
+    assert set(report.loaded) == after.keys() - set(report.fresh)
+    assert set(report.ignored) == theirs.keys() - set(report.loaded)
+    shared = ["backbone.body."]
+    if kind == "faster_rcnn":
+        shared += ["backbone.fpn", "rpn.head.conv", "roi_heads.box_head"]
+    for prefix in shared:
+        assert not any(name.startswith(prefix) for name in report.fresh)
+
+
 def test_a_classifier_is_not_evaluated_as_a_detector(tmp_path):
     path = saved(classifier().state_dict(), tmp_path / "classifier.safetensors")
     with pytest.raises(CheckpointError, match="the heads would be random: use the file"):
