@@ -22,6 +22,7 @@ from vil.utils.output_paths import make_folder
 from vil.workflows.calibration import calibrate as calibrate_checkpoint
 from vil.workflows.calibration import find_checkpoint
 from vil.workflows.configure import Options, Overrides, as_options, source_config
+from vil.workflows.held_out import check_held_out
 from vil.workflows.inference import load_for_evaluation, open_test_sets, refuse_random_weights
 
 PARTS = ("test", "val")
@@ -117,6 +118,7 @@ def evaluate_config(
         with process_group(cfg.DISTRIBUTED_BACKEND, device) as dist, worker_errors():
             loaded = load_for_evaluation(cfg, device, dist, class_names, calibrated=not calibrate)
             task, model = loaded.task, loaded.model
+            check_held_out(cfg, task)
             calibration = [loaded.calibration] if loaded.calibration else []
             if calibrate:
                 calibration = calibrate_checkpoint(checkpoint, task, model, dist)

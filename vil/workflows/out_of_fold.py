@@ -14,6 +14,7 @@ from vil.utils.errors import ConfigError, in_python_words
 from vil.utils.global_state import preserve_global_state
 from vil.workflows.configure import ConfigWithClasses, Options, Overrides, as_options, run_config
 from vil.workflows.ensemble import check_same, check_views, find_runs, make_ensemble
+from vil.workflows.held_out import check_held_out
 from vil.workflows.inference import load_model, open_test_sets
 from vil.workflows.predict import iter_predictions
 
@@ -80,6 +81,7 @@ def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None)
             )
         task = task_for(cfg, torch.device("cpu"))
         task.class_names = list(class_names)
+        check_held_out(cfg, task)
         held_out = {name: each for name, each in open_test_sets(task).items() if name in names}
         if not held_out:
             raise ConfigError(

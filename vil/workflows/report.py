@@ -25,6 +25,7 @@ from vil.utils.machine import now
 from vil.utils.output_paths import replacing
 from vil.workflows.analyze import analyze_cost
 from vil.workflows.configure import Options, run_config
+from vil.workflows.held_out import check_held_out
 from vil.workflows.inference import load_model
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,7 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
     with worker_errors():
         inference = load_model(cfg, class_names)
         log.info("%s", inference.report)
+        check_held_out(cfg, inference.task)
         inference.task.test_loaders(DistInfo())
         name = f"{checkpoint} checkpoint, step {step:,}"
         return inference.task.report(inference.model, inference.classes, name)

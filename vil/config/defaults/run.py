@@ -35,8 +35,8 @@ DECLARED = (
     Key(
         "ALLOW_CHANGES",
         False,
-        "Allow a resumed run to have another model, data or batches, for this start only "
-        "(docs/guides/reliability.md).",
+        "Allow a resumed run to have another model, data or batches, and an evaluation another "
+        "division of the data, for this start only (docs/guides/reliability.md).",
     ),
     Key(
         "MAX_BAD_STEPS",

@@ -323,20 +323,7 @@ def load(
     """
     load_exactly(objects.model, checkpoint / WEIGHTS)
     file = checkpoint / STATE
-    try:
-        saved = load_torch_file(file)
-        state = TrainState(**saved["state"])
-        for name, kind in get_type_hints(TrainState).items():
-            value = getattr(state, name)
-            if not isinstance(value, kind | int if isinstance(0.0, kind) else kind):
-                raise TypeError(f"{name} is {value!r:.40}, expected {kind}")
-            if isinstance(value, int) and not 0 <= value < 1 << 63:
-                raise ValueError(f"{name} is {value!r:.40}, expected a number from 0 to 2^63 - 1")
-        leaves = tree_leaves(saved["optimizer"])
-        tensors = (("a tensor", leaf) for leaf in leaves if isinstance(leaf, Tensor))
-        check_tensors(tensors, file.stat().st_size)
-    except Exception as error:  # arbitrary bytes raise any exception in torch's reader
-        raise CheckpointError(f"{file} cannot be read: {explain_load_error(error)}") from error
+    state, saved = read_state(file)
     check(state)
     try:
         fresh = load_by_name(objects.optimizer, saved["optimizer"]) if saved["optimizer"] else []
@@ -354,6 +341,26 @@ def load(
         )
     load_average(checkpoint, objects.ema, say)
     return state
+
+
+def read_state(file: Path) -> tuple[TrainState, dict[str, Any]]:
+    """Read the file STATE of a checkpoint. Returns its TrainState, and its whole content. Raises
+    CheckpointError if it cannot be read."""
+    try:
+        saved = load_torch_file(file)
+        state = TrainState(**saved["state"])
+        for name, kind in get_type_hints(TrainState).items():
+            value = getattr(state, name)
+            if not isinstance(value, kind | int if isinstance(0.0, kind) else kind):
+                raise TypeError(f"{name} is {value!r:.40}, expected {kind}")
+            if isinstance(value, int) and not 0 <= value < 1 << 63:
+                raise ValueError(f"{name} is {value!r:.40}, expected a number from 0 to 2^63 - 1")
+        leaves = tree_leaves(saved["optimizer"])
+        tensors = (("a tensor", leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        check_tensors(tensors, file.stat().st_size)
+    except Exception as error:  # arbitrary bytes raise any exception in torch's reader
+        raise CheckpointError(f"{file} cannot be read: {explain_load_error(error)}") from error
+    return state, saved
 
 
 def load_average(checkpoint: Path, ema: Average | None, say: Callable[[str], None]) -> None:
