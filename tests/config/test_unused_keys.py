@@ -18,7 +18,7 @@ FINETUNE = "FINETUNE.FINETUNE"
 COLORS = ("AUG.COLOR_JITTER=[0, 0, 0, 0, 0]", "AUG.GRAY_SCALE=0.5", "AUG.GAUSSIAN_BLUR=0.5")
 WARMUP = ("SOLVER.WARMUP_EPOCHS=1", "SOLVER.WARMUP_FACTOR=0.1")
 UNUSED = [  # (words, reason, words that are unused)
-    (("AUG.TIMM_AUG.HFLIP=0", "AUG.TIMM_AUG.AUTO_AUGMENT=rand"), f"{TIMM} is False", 2),
+    (("AUG.TIMM_AUG.RE_PROB=0", "AUG.TIMM_AUG.AUTO_AUGMENT=rand"), f"{TIMM} is False", 2),
     ((*COLORS, f"{FINETUNE}=True", f"{TIMM}=True"), f"{TIMM} is True", 4),
     (("FINETUNE.USE_TRAIN_AUG=True",), f"{FINETUNE} is False", 1),
     (("AUG.MIXUP=0.8", "AUG.MIXCUT=1"), "AUG.MIXUP_PROB is 0", 2),
@@ -26,7 +26,8 @@ UNUSED = [  # (words, reason, words that are unused)
     (("MULTILABEL.LOSS=asymmetric", "REGRESSION.MEAN=[1]"), "TASK is classification", 2),
 ]
 USED = [
-    ("AUG.TIMM_AUG.HFLIP=0", f"{TIMM}=True"),
+    ("AUG.TIMM_AUG.AUTO_AUGMENT=rand", f"{TIMM}=True"),
+    ("AUG.TIMM_AUG.HFLIP=0",),
     COLORS,
     (f"{FINETUNE}=True", "FINETUNE.USE_TRAIN_AUG=True"),
     ("AUG.MIXUP=0.8", "AUG.MIXUP_PROB=0.5"),

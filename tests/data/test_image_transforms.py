@@ -82,6 +82,22 @@ def test_flips_and_scale(use_timm):
     assert torch.allclose(both, kept.flip(1, 2))
 
 
+@pytest.mark.parametrize("use_timm", [False, True])
+def test_one_key_is_the_probability_of_flips_in_both_transforms(use_timm):
+    words = ["AUG.SCALE=[1, 1]", "AUG.RATIO=[1, 1]", "INPUT.IMAGE_SIZE=16"]
+    words += ["AUG.COLOR_JITTER=[0, 0, 0, 0, 0]", "AUG.TIMM_AUG.COLOR_JITTER=0"]
+    words += [f"AUG.TIMM_AUG.{key}" for key in ("RE_PROB=0", "AUTO_AUGMENT=", "VFLIP=1")]
+    words.append(f"AUG.TIMM_AUG.USE_TRANSFORM={use_timm}")
+
+    def transformed(hflip):
+        cfg = get_config(None, [*words, f"AUG.TIMM_AUG.HFLIP={hflip}"])
+        return build_train_transform(cfg, transform_settings(cfg))(noise(16, 16))
+
+    kept = eval_transform(16, crop_pct=1.0)(noise(16, 16)).flip(1)
+    torch.testing.assert_close(transformed(0), kept)
+    torch.testing.assert_close(transformed(1), kept.flip(2))
+
+
 @pytest.mark.parametrize("policy", ["rand-m9-foo5", "rand-9", "augmix-x1", "v0-m9", "augmix-w2.5"])
 def test_a_policy_that_timm_refuses_is_named(policy):
     words = ["AUG.TIMM_AUG.USE_TRANSFORM=True", f"AUG.TIMM_AUG.AUTO_AUGMENT={policy}"]

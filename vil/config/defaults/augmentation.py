@@ -102,8 +102,8 @@ DECLARED = (
         one_of("const", "rand", "pixel"),
     ),
     Key("RE_COUNT", 1, "Random erasing: maximum number of boxes per image.", at_least(1)),
-    Key("HFLIP", 0.5, "Probability of a horizontal flip.", probability),
-    Key("VFLIP", 0.0, "Probability of a vertical flip.", probability),
+    Key("HFLIP", 0.5, "Probability of a horizontal flip, also without USE_TRANSFORM.", probability),
+    Key("VFLIP", 0.0, "Probability of a vertical flip, also without USE_TRANSFORM.", probability),
     Key(
         "COLOR_JITTER",
         0.4,

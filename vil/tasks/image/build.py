@@ -56,7 +56,8 @@ RGB_ONLY = {
 # Keys and sections of the transform of training images.
 AUGMENTATION = ("AUG.SCALE", "AUG.RATIO", "AUG.TRANSFORM", "AUG.TIMM_AUG", *RGB_ONLY[False])
 # Keys in AUG.TIMM_AUG that set arguments of `train_transform`.
-TIMM_KEYS = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT", "AUTO_AUGMENT")
+FLIPS = ("HFLIP", "VFLIP")  # of AUG.TIMM_AUG, for both transforms
+TIMM_KEYS = ("COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT", "AUTO_AUGMENT")
 SYNTHETIC = "fake"  # dataset for `ConfiguredTask.synthetic`
 # {`ImageDataset.target_type`: description of the targets in messages}
 TARGETS = {"class": "one class", "labels": "a set of labels", "numbers": "numbers"}
@@ -407,11 +408,12 @@ def build_train_transform(cfg: CfgNode, images: Mapping[str, Any]) -> Callable:
     if use_timm:
         ignored = () if finetune.USE_TRAIN_AUG else ("FINETUNE.FINETUNE",)
         ignored = (*RGB_ONLY[False], *ignored)
-        own = {name.lower(): aug.TIMM_AUG[name] for name in TIMM_KEYS}
+        own = {name.lower(): aug.TIMM_AUG[name] for name in (*FLIPS, *TIMM_KEYS)}
         own |= dict(use_timm=True, auto_augment=aug.TIMM_AUG.AUTO_AUGMENT or None)
     else:
         ignored = [f"AUG.TIMM_AUG.{name}" for name in TIMM_KEYS]
         own = {name.lower(): aug[name] for name in ("COLOR_JITTER", "GRAY_SCALE", "GAUSSIAN_BLUR")}
+        own |= {name.lower(): aug.TIMM_AUG[name] for name in FLIPS}
         own["finetune"] = finetune.FINETUNE and not finetune.USE_TRAIN_AUG
     warn_unused(cfg, f"AUG.TIMM_AUG.USE_TRANSFORM is {use_timm}", ignored)
     if not finetune.FINETUNE:
