@@ -148,10 +148,10 @@ def test_weights_are_of_the_block_s_input(model):
 
 
 def test_padding_tokens_have_no_weight(model):
-    images, valid = torch.randn(1, 3, 36, 36), torch.tensor([[20, 36]])
+    images, valid = torch.randn(1, 3, 40, 40), torch.tensor([[20, 40]])
     found = attention_maps(model, images, 0, 0, [2], valid).weights
-    assert (found[..., 2 + 5 * 9 :] == 0).all()
-    assert (attention_maps(model, images, 0, 0, [2]).weights[..., 2 + 5 * 9 :] > 0).any()
+    assert (found[..., 2 + 5 * 10 :] == 0).all()
+    assert (attention_maps(model, images, 0, 0, [2]).weights[..., 2 + 5 * 10 :] > 0).any()
 
 
 @pytest.mark.parametrize(

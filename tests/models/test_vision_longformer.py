@@ -63,6 +63,24 @@ def test_padding_of_a_batch_is_never_attended_to(attention):
         assert torch.allclose(found[:1, :, : wanted.shape[2], : wanted.shape[3]], wanted)
 
 
+@pytest.mark.parametrize("size", [(48, 32), (47, 33), (33, 58)], ids=str)
+def test_an_image_of_any_size_has_the_same_maps_in_any_batch(size):
+    arch = SMALL.replace("s0", "s1").replace("g0", "g1")
+    model = MsViT(parse_arch(arch), img_size=80, pos_resize="crop").double().eval()
+    image, valid = torch.randn(1, 3, *size, dtype=torch.float64), torch.tensor([size])
+    padded = torch.randn(1, 3, 70, 65, dtype=torch.float64)  # with any values in the padding
+    padded[..., : size[0], : size[1]] = image
+    found, wanted = (
+        model.forward_intermediates(x, intermediates_only=True, valid=valid)
+        for x in (padded, image)
+    )
+    for one, other in zip(found, wanted):
+        rows, cols = other.shape[-2:]
+        torch.testing.assert_close(one[..., :rows, :cols], other)
+        assert not one[..., rows:, :].any()
+        assert not one[..., cols:].any()
+
+
 def test_gradient_checkpointing_keeps_gradients_with_random_shift():
     x, grads = torch.randn(2, 3, 40, 40, dtype=torch.float64), []
     own = dict(drop_path_rate=0.3, drop_rate=0.1, attention_args={"longformer": {"mode": 1}})

@@ -34,7 +34,8 @@ def attention_maps(
     stage, block: indices of the stage, and of the block in the stage. Negative indices count from
     the end.
     queries: indices of tokens in the stage, global tokens first; None for all.
-    valid (B, 2): unpadded height and width of each image; None if no image is padded.
+    valid (B, 2): unpadded height and width of each image; None if no image is padded. If it is
+    given, the grids are those of `MsViT.forward_intermediates`, which extends the padding.
     Raises ValueError if the stage, block or token does not exist, if the model is not an MsViT, or
     if the block's attention has no weight for each query and key.
     """

@@ -17,10 +17,12 @@ from itertools import accumulate
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from timm.layers import to_2tuple, trunc_normal_
 from torch import Tensor, nn
 
 from vil.layers.attention import ATTENTIONS
+from vil.layers.padding import zero_padding
 from vil.models.arch import StageSpec, split_by_block
 from vil.models.stage import Stage, to_map
 from vil.utils.lookup import lookup
@@ -204,7 +206,8 @@ class MsViT(nn.Module):
         output_fmt: layout of the maps, NCHW or NHWC.
         intermediates_only: return only the list of maps.
         valid (B, 2): height and width of each image without its padding. Tokens entirely in the
-          padding are never attended to, and are 0 in the maps.
+          padding are never attended to, and are 0 in the maps. So that an image has the same maps
+          in any batch, padding is set to 0 and extended to multiples of the largest stride.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt must be 'NCHW' or 'NHWC', got {output_fmt!r}")
@@ -212,6 +215,9 @@ class MsViT(nn.Module):
         count = last + 1 if stop_early else len(self.stages)
         maps: dict[int, Tensor] = {}
         tokens, grid = x, (0, 0)
+        if valid is not None:
+            down, right = (-size % self.strides[-1] for size in x.shape[-2:])
+            x = F.pad(zero_padding(x, valid), (0, right, 0, down))
         for i, (stage, spec) in enumerate(zip(self.stages[:count], self.specs)):
             tokens, grid, valid = stage(x, valid)
             x = to_map(tokens, spec.num_global, grid, valid)
