@@ -5,9 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 
+import vil
+import vil.integrations.timm_register  # for local-dir:
 from tests.common.golden import read
 from tests.common.marks import cases
 from vil.models.arch import parse_arch
@@ -257,3 +260,20 @@ def test_bad_files_raise_in_one_line(tmp_path, monkeypatch):
         assert "\n" not in str(caught.value)
         assert "weights_only" not in str(caught.value)  # no advice to run what is in the file
     assert not Path("canary").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "other"), [((64, 96), (96, 64)), (64, (32, 160)), ((64, 96), 96)], ids=str
+)
+def test_tables_of_images_that_are_not_square(tmp_path, size, other):
+    """Tables of 7 x 11 and 11 x 7, or of 7 x 7 and 3 x 19 entries: the card says which."""
+    model = vil.get_model("vil_tiny_rpb", img_size=size, num_classes=3)
+    vil.save_pretrained(model, tmp_path)
+    file, options = tmp_path / "model.safetensors", dict(img_size=other, num_classes=3)
+    wanted = vil.from_pretrained(tmp_path, img_size=other).state_dict()
+    found = vil.get_model("vil_tiny_rpb", weights=file, **options)
+    assert found.settings["img_size"] == other
+    for name, value in found.state_dict().items():
+        assert torch.equal(value, wanted[name]), name
+    with pytest.raises(CheckpointError, match="use vil.from_pretrained"):
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True, img_size=other)

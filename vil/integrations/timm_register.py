@@ -22,6 +22,7 @@ from timm.models import (
 )
 from torch import nn
 
+from vil.layers.attention.base import TABLE
 from vil.models.arch import StageSpec, parse_arch
 from vil.models.registry import ARCHS, DEFAULTS, replace_windows
 from vil.models.vision_longformer import MsViT
@@ -31,6 +32,7 @@ from vil.pretrained.convert_2021 import extract_backbone, has_2021_names, use_20
 from vil.pretrained.load_weights import translate
 from vil.pretrained.model_card import get_model_args, read_card
 from vil.pretrained.state_dict_io import find_weights, read_weights, unwrap
+from vil.utils.errors import CheckpointError
 
 __all__: list[str] = []  # register_model adds the names
 # member of a weight enum -> timm's tag
@@ -185,7 +187,24 @@ def _fit_weights(state_dict: Mapping[str, object], model: MsViT) -> dict[str, to
     state, _ = extract_backbone(unwrap(state_dict))
     if has_2021_names(state):
         use_2021_rules(model)
+    _check_tables(model, state)
     return translate(model, state)
+
+
+def _check_tables(model: MsViT, state: Mapping[str, torch.Tensor]) -> None:
+    """Raise CheckpointError if a relative position table would be read with other rows and columns
+    than it has, because `translate` takes tables of another length to be square."""
+    own = tuple(to_2tuple(model.settings["img_size"]))
+    size = tuple((getattr(model, "pretrained_cfg", None) or {}).get("input_size", ())[1:])
+    sized = [name for name, module in model.named_modules() if getattr(module, "param_grid", None)]
+    tables = [key for name in sized if (key := f"{name}.{TABLE}") in state]
+    is_read = [len(state[key]) == len(model.get_parameter(key)) for key in tables]
+    wrong = len({*size}) > 1 or (len({*own}) > 1 and any(is_read))
+    if tables and size not in ((), own) and wrong:
+        raise CheckpointError(
+            f"the weights are for images of {size} pixels, the model for {own}: timm does not "
+            "resize relative position tables between such sizes, use vil.from_pretrained"
+        )
 
 
 def _make_entrypoint(name: str) -> Callable[..., nn.Module]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from vil.layers.pos_embed import RULES
@@ -30,7 +31,7 @@ from vil.pretrained.convert_2021 import (
     is_redundant,
     use_2021_rules,
 )
-from vil.pretrained.state_dict_io import read_weights, unwrap
+from vil.pretrained.state_dict_io import find_weights, read_metadata, read_weights, unwrap
 from vil.pretrained.student import extract_student
 from vil.pretrained.timm_weights import fit_timm
 from vil.utils.errors import CheckpointError
@@ -108,7 +109,8 @@ def load_weights(
 ) -> Report:
     """Load weights into a model. An MsViT also accepts weights of the original 2021 code.
 
-    weights: a state dict or a file.
+    weights: a state dict or a file. A relative position table of another length is taken to be of
+    square images, except that a file with a model card says their size.
     strict: raise CheckpointError if a key is missing, unexpected or of another shape.
     rule: how to resize position embeddings. "linear" is bilinear without aligned corners, as in the
     2021 code. "bicubic" is antialiased: sharper when enlarging, without aliasing when shrinking.
@@ -124,8 +126,17 @@ def load_weights(
     or if a weight is NaN or infinite.
     """
     lookup(RULES, rule, "rule of resizing")
-    state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
     model = getattr(model, "_orig_mod", model)  # wrapped by torch.compile
+    if size := _find_other_size(model, weights):
+        own, options = model.settings["img_size"], dict(strict=strict, rule=rule, convert=convert)
+        model.set_input_size(size, rule)
+        try:
+            report = load_weights(model, read_weights(weights), head=head, **options)
+        finally:
+            model.set_input_size(own, rule)
+        report.resized.append(f"all from images of {size} to {own} pixels (height, width)")
+        return report
+    state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
     state, projectors = extract_student(state)
     is_msvit, ignored, given = isinstance(model, MsViT), [], state
     if is_msvit:
@@ -153,6 +164,21 @@ def load_weights(
     if any("proj_k" in line for line in report.resized):
         log.warning("linformer's projections were resized from another grid: fine-tune the model")
     return report
+
+
+def _find_other_size(model: nn.Module, weights: object) -> tuple[int, int] | None:
+    """Return the image size in the model card of a weight file if it differs from that of the model
+    and one of them is not square, and otherwise None. Tables are then resized from one size to the
+    other, because the sides of a table do not follow from its number of entries."""
+    if not isinstance(model, MsViT) or not isinstance(weights, str | Path):
+        return None
+    file = find_weights(Path(weights))
+    card = read_metadata(file) if file.is_file() else None
+    if card is None:
+        return None
+    own = tuple(to_2tuple(model.settings["img_size"]))
+    size = tuple(to_2tuple(card["model"].get("img_size", own)))
+    return size if size != own and (len({*size}) > 1 or len({*own}) > 1) else None
 
 
 def compare(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Report:
