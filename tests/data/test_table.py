@@ -55,6 +55,13 @@ def test_numbers_as_labels_are_sorted_as_numbers(root):
     assert open_table(root, table_of([10, 9, 9, 2])).classes == ["2", "9", "10"]
 
 
+def test_two_spellings_of_a_number_are_named(root, caplog):
+    for _ in range(2):
+        assert open_table(root, table_of(["01", 10, 1, 10])).classes == ["01", "1", "10"]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "01 and 1 are two classes" in line
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_quotes_tabs_and_a_byte_order_mark(root, encoding):
     text = 'label\tpath\r\n"a ""big"" cat"\ta/1.png\r\n\r\n\'dog\'\t"b/1.png"\r\n'

@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -221,14 +221,29 @@ def _read_classes(
     where.refuse([not text for text in texts], "have no label", texts)
     unknown = "is not in the list of classes" if classes else "no training image has"
     if not classes:
-        used = (text for text, train in zip(texts, is_train) if train)
-        classes = list_classes(used, where.path)
-        if all(map(is_integer, texts)):
-            classes.sort(key=int)
+        classes = _list_labels((text for text, train in zip(texts, is_train) if train), where.path)
     numbers = {text: number for number, text in enumerate(classes)}
     texts = [normalize_name(text) for text in texts]
     where.refuse([text not in numbers for text in texts], f"have a class that {unknown}", texts)
     return list(classes), np.array([numbers[text] for text in texts], np.int64)
+
+
+def _list_labels(used: Iterable[str], path: Path) -> list[str]:
+    """Return the classes for the labels that training rows use: sorted, by value if all are
+    integers. Logs a warning if two classes are the same number, such as 01 and 1."""
+    classes = list_classes(used, path)
+    if all(map(is_integer, classes)):
+        classes.sort(key=int)
+        pairs = itertools.pairwise(classes)
+        if same := [pair for pair in pairs if int(pair[0]) == int(pair[1])]:
+            _warn_same_number(path, *same[0])
+    return classes
+
+
+@cache  # once per process, because each split reads the labels of the training split
+def _warn_same_number(path: Path, one: str, other: str) -> None:
+    text = "%s: %s and %s are two classes: if they are the same, write them the same way"
+    logger.warning(text, path, one, other)
 
 
 def _kind(text: str) -> str:
@@ -247,7 +262,7 @@ def _read_sets(
     unknown = "is not in the list of classes" if classes else "no training image has"
     if not classes:
         used = (labels for labels, train in zip(sets, is_train) if train)
-        classes = list_classes(itertools.chain.from_iterable(used), where.path)
+        classes = _list_labels(itertools.chain.from_iterable(used), where.path)
     if not classes:
         raise DataError(f"{where.path}: no training image has a label")
     numbers = {text: number for number, text in enumerate(classes)}
