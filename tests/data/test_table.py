@@ -81,6 +81,9 @@ def test_several_labels_per_image(root):
     data = open_table(root, columns, **own)
     assert data.classes == ["wet", "day"]
     assert data.targets.tolist() == [[0, 1], [0, 0], [1, 0], [1, 1]]
+    message = refusal(root, text.replace("eel", "NaN"), target_type="labels")
+    assert "1 of 4 rows have a missing label" in message
+    assert "line 5: 'dog | NaN'" in message
     message = refusal(root, columns.replace("1,1", "1,2"), **own)
     assert "1 of 4 rows have a value other than 0 or 1 in the column wet" in message
     assert "line 5: '2'" in message
@@ -179,14 +182,35 @@ def test_parquet_has_the_same_samples(root):
 
     columns = {
         "path": list(IMAGES),
-        "label": [["cat", "dog"], [], None, ["dog"]],
+        "label": [["cat", "dog"], [], ["a|b"], ["dog"]],
         "x": [1, 2, 3, 4],
+        "box": [[1, 2], [3, 4], [5, 6], [7, 8]],
     }
     parquet.write_table(pyarrow.table(columns), root / "x.parquet")
     data = build_dataset("x.parquet", root, "train", target_type="labels")
-    assert data.targets.tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
+    assert data.classes == ["a|b", "cat", "dog"]
+    assert data.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 0, 1]]
     numbers = build_dataset("x.parquet", root, "train", target_type="numbers", label_column="x")
     assert numbers.targets[:, 0].tolist() == [1, 2, 3, 4]
+    boxes = build_dataset("x.parquet", root, "train", target_type="numbers", label_column="box")
+    assert boxes.classes == ["box_0", "box_1"]
+    assert boxes.targets.tolist() == columns["box"]
+    for own in ({"path_column": "box"}, {"target_type": "labels", "label_columns": ["x", "box"]}):
+        with pytest.raises(DataError, match="4 of 4 rows have a list in the column box"):
+            build_dataset("x.parquet", root, "train", **own)
+    with pytest.raises(DataError, match=r"1 of 4 rows have several labels \(set TASK to multilab"):
+        build_dataset("x.parquet", root, "train")
     (root / "x.parquet").write_bytes((root / "x.parquet").read_bytes()[:50])
     with pytest.raises(DataError, match="cannot be read"):
         build_dataset("x.parquet", root, "train")
+
+
+@pytest.mark.parametrize("missing", [None, ["cat", None], ["NaN"], [""]])
+def test_missing_labels_in_parquet_are_refused(root, missing):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"path": list(IMAGES), "label": [["cat"], missing, [], ["dog"]]}
+    parquet.write_table(pyarrow.table(columns), root / "x.parquet")
+    with pytest.raises(DataError, match="1 of 4 rows have a missing label .* in row 2"):
+        build_dataset("x.parquet", root, "train", target_type="labels")

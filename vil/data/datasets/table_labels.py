@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Location(NamedTuple):
 
 
 def read_targets(
-    cells: Sequence[Sequence[str]],
+    cells: Sequence[Sequence[Any]],
     names: Sequence[str],
     target_type: str,
     where: Location,
@@ -68,7 +68,8 @@ def read_targets(
     """Return the classes and the targets of all rows. `ImageDataset` describes both.
 
     Args:
-        cells: for each label column, the texts of all rows.
+        cells: for each label column, the cells of all rows: texts or, only if `names` is empty,
+            lists of texts.
         names: names of the label columns if the user listed them, otherwise [].
         is_train: (rows,) bool.
         separator, text_labels: see `Table`.
@@ -77,6 +78,12 @@ def read_targets(
 
     Raises DataError for an invalid label.
     """
+    for column_name, column in zip(names, cells):
+        refuse_lists(column, column_name, where)
+    if any(isinstance(cell, list) for cell in cells[0]):
+        items = [cell if isinstance(cell, list) else [cell] for cell in cells[0]]
+        own = dict(text_labels=text_labels, name=name, classes=classes)
+        return read_lists(items, target_type, where, is_train, **own)
     if target_type == "numbers":
         return list(names) or [name], _read_numbers(cells, names or [name], where)
     if target_type == "labels" and names:
@@ -100,6 +107,12 @@ def read_targets(
     return _read_labels(sets, texts, target_type, where, is_train, text_labels, classes)
 
 
+def refuse_lists(column: Sequence[Any], name: str, where: Location) -> None:
+    """Raise DataError if a cell of the column `name` is a list."""
+    problem = f"have a list in the column {name}: write a text or a number"
+    where.refuse([isinstance(cell, list) for cell in column], problem, column)
+
+
 def _read_labels(
     sets: list[list[str]],
     texts: list[str],
@@ -121,11 +134,14 @@ def _read_labels(
     labels = [[text] for text in texts] if target_type == "class" else sets
     broken = [any("\n" in label or "\r" in label for label in of_row) for of_row in labels]
     where.refuse(broken, "have a label with a line break", texts)
-    if not text_labels:
-        if target_type == "class":
-            where.refuse([text.lower() in ("", "nan") for text in texts], "have no label", texts)
-        if not classes:
-            _refuse_mixed(sets, texts, where)
+    missing = ("",) if text_labels else ("", "nan")
+    problem = "have no label"
+    if target_type == "labels":
+        problem = "have a missing label (leave the cell or list of an image without labels empty)"
+    incomplete = [any(label.lower() in missing for label in of_row) for of_row in labels]
+    where.refuse(incomplete, problem, texts)
+    if not (text_labels or classes):
+        _refuse_mixed(sets, texts, where)
     if target_type == "labels":
         return _read_sets(sets, texts, where, is_train, classes)
     return _read_classes(texts, where, is_train, classes)
@@ -144,8 +160,9 @@ def read_lists(
     """Return the classes and the targets of rows that each have a list of texts.
 
     items: the texts of each row: one if target_type is "class", K if it is "numbers", any number if
-    it is "labels". name: for "numbers", the name of the number. K > 1 numbers are named <name>_0,
-    <name>_1, ... The other arguments and the result are those of `read_targets`.
+    it is "labels". A missing value is "". name: for "numbers", the name of the number. K > 1
+    numbers are named <name>_0, <name>_1, ... The other arguments and the result are those of
+    `read_targets`.
     """
     shown = [", ".join(texts).strip() for texts in items]
     if target_type == "numbers":
@@ -155,8 +172,9 @@ def read_lists(
         names = [f"{name}_{number}" for number in range(size)] if size > 1 else [name]
         return names, _read_numbers(list(zip(*items)), names, where)
     if target_type == "class":
-        where.refuse([len(texts) > 1 for texts in items], "have several labels", shown)
-    sets = [[text.strip() for text in texts if text.strip()] for texts in items]
+        problem = "have several labels (set TASK to multilabel?)"
+        where.refuse([len(texts) > 1 for texts in items], problem, shown)
+    sets = [[text.strip() for text in texts] for texts in items]
     if target_type == "labels" and not text_labels:
         warn_joined(sets, where.path, "no list of labels has two items")
     return _read_labels(sets, shown, target_type, where, is_train, text_labels, classes)
@@ -168,7 +186,7 @@ def warn_joined(sets: Sequence[Sequence[str]], path: Path, why: str, key: str = 
     sets: labels of each row. path: of the table or dataset. why: reason why each text is one label.
     key: config key of the separator; "" if a row has a list of labels.
     """
-    texts = {text for labels in sets for text in labels}
+    texts = {text for labels in sets for text in labels if text}
     if any(len(labels) > 1 for labels in sets):
         return
     remedy = f"set {key} to {{!r}}" if key else "split the labels at the separator {!r}"
@@ -218,7 +236,6 @@ def _refuse_mixed(sets: list[list[str]], texts: list[str], where: Location) -> N
 def _read_classes(
     texts: list[str], where: Location, is_train: np.ndarray, classes: Sequence[str]
 ) -> tuple[list[str], np.ndarray]:
-    where.refuse([not text for text in texts], "have no label", texts)
     unknown = "is not in the list of classes" if classes else "no training image has"
     if not classes:
         classes = _list_labels((text for text, train in zip(texts, is_train) if train), where.path)
