@@ -89,6 +89,14 @@ def test_several_labels_per_image(root):
     assert "line 5: '2'" in message
 
 
+def test_lists_of_0_and_1_are_not_names(root):
+    message = refusal(root, table_of(["1|0|0", "", "1|1|0", "0|1|0"]), target_type="labels")
+    assert "3 of 4 rows have lists of 0 and 1 instead of label names" in message
+    assert "DATA.KWARGS.label_columns; the first in line 2: '1|0|0'" in message
+    for labels in (["0|1", "1", "", "0"], [0, 1, 1, 0], ["cat|cat", "dog", "", "cat|dog"]):
+        assert len(open_table(root, table_of(labels), target_type="labels").classes) == 2
+
+
 def test_numbers_per_image(root):
     text = table_of(["0.5,-1", "1,2", "3e2,4", "0,0"], "path,x,y")
     data = open_table(root, text, target_type="numbers", label_columns=["y", "x"])
@@ -200,6 +208,10 @@ def test_parquet_has_the_same_samples(root):
             build_dataset("x.parquet", root, "train", **own)
     with pytest.raises(DataError, match=r"1 of 4 rows have several labels \(set TASK to multilab"):
         build_dataset("x.parquet", root, "train")
+    columns["label"] = [[True, False], [False, False], [], [True, True]]
+    parquet.write_table(pyarrow.table(columns), root / "x.parquet")
+    with pytest.raises(DataError, match="3 of 4 rows have lists of 0 and 1"):
+        build_dataset("x.parquet", root, "train", target_type="labels")
     (root / "x.parquet").write_bytes((root / "x.parquet").read_bytes()[:50])
     with pytest.raises(DataError, match="cannot be read"):
         build_dataset("x.parquet", root, "train")

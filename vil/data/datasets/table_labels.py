@@ -21,6 +21,7 @@ from vil.utils.errors import DataError
 logger = logging.getLogger(__name__)
 
 IF_NAMES = "; if every text is a class name, set DATA.KWARGS.text_labels True"
+INDICATORS = {"0", "1", "False", "True"}
 SURE_SEPARATORS = (",", ";", "|", "\t")  # hardly in the name of a label
 OTHER_SEPARATORS = ("/", "+", "&", " ")  # separators only if splitting leaves fewer labels
 
@@ -142,6 +143,8 @@ def _read_labels(
     where.refuse(incomplete, problem, texts)
     if not (text_labels or classes):
         _refuse_mixed(sets, texts, where)
+        if target_type == "labels":
+            _refuse_indicators(sets, texts, where)
     if target_type == "labels":
         return _read_sets(sets, texts, where, is_train, classes)
     return _read_classes(texts, where, is_train, classes)
@@ -231,6 +234,21 @@ def _refuse_mixed(sets: list[list[str]], texts: list[str], where: Location) -> N
         others = " and ".join(sorted({*counts} - {rarest}))
         problem = f"have {rarest} labels, and the others have {others} labels"
     where.refuse([rarest in of_row for of_row in kinds], problem + IF_NAMES, texts)
+
+
+def _refuse_indicators(sets: list[list[str]], texts: list[str], where: Location) -> None:
+    """Raise DataError if the labels of the rows are 0 or 1 for each label, instead of names. sets:
+    labels of each row. texts: for each row, the text that the message quotes."""
+    sizes = {len(labels) for labels in sets if labels}
+    is_repeated = any(len(set(labels)) < len(labels) for labels in sets)
+    if INDICATORS.issuperset(itertools.chain.from_iterable(sets)) and (
+        is_repeated or (len(sizes) == 1 and sizes != {1})
+    ):
+        problem = (
+            "have lists of 0 and 1 instead of label names: write the names, or in a table one "
+            "column of 0 and 1 per label, and list these columns in DATA.KWARGS.label_columns"
+        )
+        where.refuse([bool(labels) for labels in sets], problem, texts)
 
 
 def _read_classes(
