@@ -105,8 +105,10 @@ def test_numbers_per_image(root):
     assert data.targets.dtype == np.float64
     data = open_table(root, text, target_type="numbers", label_columns="x")
     assert (data.classes, data.targets.tolist()) == (["x"], [[0.5], [1], [300], [0]])
-    message = refusal(root, text.replace("1,2", "nan,2"), target_type="numbers", label_column="x")
-    assert "1 of 4 rows have no finite number in the column x; the first in line 3" in message
+    for word in ("nan", "1_000"):
+        own = dict(target_type="numbers", label_column="x")
+        message = refusal(root, text.replace("1,2", f"{word},2"), **own)
+        assert "1 of 4 rows have no finite number in the column x; the first in line 3" in message
 
 
 def test_splits_weights_and_groups(root):

@@ -336,6 +336,8 @@ def _read_numbers(
 
 def parse_number(text: str) -> float:
     """Convert a text to a float. Returns NaN if the text is not a number."""
+    if "_" in text:  # Python reads 1_000 as 1000
+        return math.nan
     try:
         return float(text)
     except ValueError:
