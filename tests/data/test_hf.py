@@ -84,7 +84,7 @@ def test_a_dataset_without_splits_is_for_training(tmp_path):
 def test_labels_numbers_and_texts(tmp_path):
     columns = {
         "tags": (List(ClassLabel(names=["wet", "day", "new"])), [[0], [], [0, 1]]),
-        "words": (List(Value("string")), [["b", "a|c"], None, ["b"]]),
+        "words": (List(Value("string")), [["b", "a|c"], [], ["b"]]),
         "age": (Value("float32"), [0.1, -2.0, 3e9]),
         "place": (List(Value("float64")), [[1, 2], [3, 4], [5, 6]]),
         "kind": (Value("string"), ["b", "a", "b"]),
@@ -184,6 +184,10 @@ def test_bad_labels_are_counted(tmp_path):
     data = rows(4).to_dict() | {"label": [0, -1, None, 2]}
     message = refusal(tmp_path, Dataset.from_dict(data, features=rows(1).features))
     assert "2 of 4 rows have no label; the first in row pets[1]" in message
+    tags = {"tags": (List(ClassLabel(names=["wet", "day"])), [[0], [1, -1], None, []])}
+    message = refusal(tmp_path, rows(4, **tags), target_type="labels")
+    assert "2 of 4 rows have a missing label" in message
+    assert "row pets[1]: 'day,'" in message
     parts = DatasetDict(train=rows(3), validation=rows(3, names=["ant", "cat", "emu"]))
     message = refusal(tmp_path, saved(tmp_path, parts, "split"), "val")
     assert "row validation[2]: 'emu'" in message

@@ -164,6 +164,22 @@ def test_labels_in_two_unicode_forms_are_one_label(source, tmp_path):
     assert data.targets.tolist() == [[1, 0], [1, 0], [0, 1]]
 
 
+@pytest.mark.parametrize("source", ["table", "parquet", "shards", "hf"])
+def test_labels_that_are_integers_are_sorted_by_value(source, tmp_path):
+    splits = {"train": [["10"], ["9"], ["2"]]}
+    data = open_source(tmp_path / "d", skip_without_library(source), splits, target_type="labels")
+    assert data.classes == ["2", "9", "10"]
+    assert data.targets.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("labels", [[[1, 0], [0, 1]], [[1, 0, 1], [0]]], ids=["equal", "repeat"])
+@pytest.mark.parametrize("source", ["shards", "hf"])
+def test_lists_of_0_and_1_are_not_names(source, labels, tmp_path):
+    splits = {"train": [list(map(str, row)) for row in labels]}
+    with pytest.raises(DataError, match="2 of 2 .* have lists of 0 and 1 instead of label names"):
+        open_source(tmp_path, skip_without_library(source), splits, target_type="labels")
+
+
 @pytest.mark.parametrize("forms", [(NFC, NFD), (NFD, NFC)])
 def test_a_model_in_another_unicode_form_keeps_its_classes(source, forms, tmp_path):
     data = open_source(tmp_path / "data", source, {"train": ["tea", forms[0]]})

@@ -96,7 +96,7 @@ def test_a_list_of_classes(tmp_path, caplog):
 
 
 def test_labels_and_numbers(tmp_path):
-    data = read(tmp_path, ["cat\ndog", "", "dog\n"], "txt", target_type="labels")
+    data = read(tmp_path, ["cat\n \ndog", "", "dog\n"], "txt", target_type="labels")
     assert (data.classes, data.targets.tolist()) == (["cat", "dog"], [[1, 1], [0, 0], [0, 1]])
     own = dict(target_type="labels")
     data = read(tmp_path, [{"labels": [3, 1]}, {"labels": []}], "json", **own)

@@ -55,6 +55,13 @@ def test_numbers_as_labels_are_sorted_as_numbers(root):
     assert open_table(root, table_of([10, 9, 9, 2])).classes == ["2", "9", "10"]
 
 
+def test_two_spellings_of_a_number_are_named(root, caplog):
+    for _ in range(2):
+        assert open_table(root, table_of(["01", 10, 1, 10])).classes == ["01", "1", "10"]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "01 and 1 are two classes" in line
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_quotes_tabs_and_a_byte_order_mark(root, encoding):
     text = 'label\tpath\r\n"a ""big"" cat"\ta/1.png\r\n\r\n\'dog\'\t"b/1.png"\r\n'
@@ -74,9 +81,20 @@ def test_several_labels_per_image(root):
     data = open_table(root, columns, **own)
     assert data.classes == ["wet", "day"]
     assert data.targets.tolist() == [[0, 1], [0, 0], [1, 0], [1, 1]]
+    message = refusal(root, text.replace("eel", "NaN"), target_type="labels")
+    assert "1 of 4 rows have a missing label" in message
+    assert "line 5: 'dog | NaN'" in message
     message = refusal(root, columns.replace("1,1", "1,2"), **own)
     assert "1 of 4 rows have a value other than 0 or 1 in the column wet" in message
     assert "line 5: '2'" in message
+
+
+def test_lists_of_0_and_1_are_not_names(root):
+    message = refusal(root, table_of(["1|0|0", "", "1|1|0", "0|1|0"]), target_type="labels")
+    assert "3 of 4 rows have lists of 0 and 1 instead of label names" in message
+    assert "DATA.KWARGS.label_columns; the first in line 2: '1|0|0'" in message
+    for labels in (["0|1", "1", "", "0"], [0, 1, 1, 0], ["cat|cat", "dog", "", "cat|dog"]):
+        assert len(open_table(root, table_of(labels), target_type="labels").classes) == 2
 
 
 def test_numbers_per_image(root):
@@ -87,8 +105,10 @@ def test_numbers_per_image(root):
     assert data.targets.dtype == np.float64
     data = open_table(root, text, target_type="numbers", label_columns="x")
     assert (data.classes, data.targets.tolist()) == (["x"], [[0.5], [1], [300], [0]])
-    message = refusal(root, text.replace("1,2", "nan,2"), target_type="numbers", label_column="x")
-    assert "1 of 4 rows have no finite number in the column x; the first in line 3" in message
+    for word in ("nan", "1_000"):
+        own = dict(target_type="numbers", label_column="x")
+        message = refusal(root, text.replace("1,2", f"{word},2"), **own)
+        assert "1 of 4 rows have no finite number in the column x; the first in line 3" in message
 
 
 def test_splits_weights_and_groups(root):
@@ -172,14 +192,39 @@ def test_parquet_has_the_same_samples(root):
 
     columns = {
         "path": list(IMAGES),
-        "label": [["cat", "dog"], [], None, ["dog"]],
+        "label": [["cat", "dog"], [], ["a|b"], ["dog"]],
         "x": [1, 2, 3, 4],
+        "box": [[1, 2], [3, 4], [5, 6], [7, 8]],
     }
     parquet.write_table(pyarrow.table(columns), root / "x.parquet")
     data = build_dataset("x.parquet", root, "train", target_type="labels")
-    assert data.targets.tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
+    assert data.classes == ["a|b", "cat", "dog"]
+    assert data.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 0, 1]]
     numbers = build_dataset("x.parquet", root, "train", target_type="numbers", label_column="x")
     assert numbers.targets[:, 0].tolist() == [1, 2, 3, 4]
+    boxes = build_dataset("x.parquet", root, "train", target_type="numbers", label_column="box")
+    assert boxes.classes == ["box_0", "box_1"]
+    assert boxes.targets.tolist() == columns["box"]
+    for own in ({"path_column": "box"}, {"target_type": "labels", "label_columns": ["x", "box"]}):
+        with pytest.raises(DataError, match="4 of 4 rows have a list in the column box"):
+            build_dataset("x.parquet", root, "train", **own)
+    with pytest.raises(DataError, match=r"1 of 4 rows have several labels \(set TASK to multilab"):
+        build_dataset("x.parquet", root, "train")
+    columns["label"] = [[True, False], [False, False], [], [True, True]]
+    parquet.write_table(pyarrow.table(columns), root / "x.parquet")
+    with pytest.raises(DataError, match="3 of 4 rows have lists of 0 and 1"):
+        build_dataset("x.parquet", root, "train", target_type="labels")
     (root / "x.parquet").write_bytes((root / "x.parquet").read_bytes()[:50])
     with pytest.raises(DataError, match="cannot be read"):
         build_dataset("x.parquet", root, "train")
+
+
+@pytest.mark.parametrize("missing", [None, ["cat", None], ["NaN"], [""]])
+def test_missing_labels_in_parquet_are_refused(root, missing):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"path": list(IMAGES), "label": [["cat"], missing, [], ["dog"]]}
+    parquet.write_table(pyarrow.table(columns), root / "x.parquet")
+    with pytest.raises(DataError, match="1 of 4 rows have a missing label .* in row 2"):
+        build_dataset("x.parquet", root, "train", target_type="labels")

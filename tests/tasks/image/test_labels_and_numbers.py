@@ -22,7 +22,7 @@ from vil.tasks.image.losses import label_bce as bce
 from vil.tasks.image.numbers import Numbers
 from vil.tasks.image.target import Outputs
 from vil.tasks.image.task import ImageTask
-from vil.utils.errors import DivergedError
+from vil.utils.errors import DataError, DivergedError
 
 CPU = torch.device("cpu")
 
@@ -103,7 +103,7 @@ def test_asymmetric_loss_ignores_negatives_below_the_clip():
 
 def test_regression_metrics_are_those_of_scikit_learn():
     random = np.random.default_rng(0)
-    targets = random.normal(size=(50, 3)).astype(np.float32) * [1, 10, 0]
+    targets = random.normal(size=(50, 3)).astype(np.float32) * [1, 10, 0] + [0, 0, 0.3]
     values = (targets + random.normal(size=(50, 3))).astype(np.float32)
     numbers = Numbers(3, mean=[0, 1, 2], std=[1, 10, 1])
     metrics = numbers.measure("set", Outputs(np.arange(50), targets, values))
@@ -116,6 +116,15 @@ def test_regression_metrics_are_those_of_scikit_learn():
     assert np.isnan(metrics["per_number"]["r2"][2])  # constant in the test set
     assert metrics["mae"] == pytest.approx(mae.mean())
     assert metrics["r2"] == pytest.approx(r2.mean())
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.3, 0.5, 1e9 + 0.1])
+def test_a_number_that_is_constant_in_the_training_set_is_refused(constant):
+    dataset = DigitAngles("", "train")
+    dataset.classes = ["angle", "size"]
+    dataset.targets = np.c_[dataset.targets, np.full(len(dataset), constant)]
+    with pytest.raises(DataError, match=r"1 of 2 targets \(such as size\) are constant"):
+        Numbers(2).read_targets(dataset)
 
 
 @pytest.mark.parametrize("kind", ["huber", "mse", "mae"])

@@ -148,7 +148,8 @@ DECLARED = (
         "CLASS_WEIGHTS",
         ("none",),
         "Weight of each class in the loss. balanced: training images / (classes x images of "
-        "the class).",
+        "the class). multilabel: weight of the images with the label; balanced: images without "
+        "it / images with it.",
         Rule(
             lambda v: list(v) in (["none"], ["balanced"]) or are_weights(v),
             "none, balanced, or a list of numbers of at least 0, one per class",

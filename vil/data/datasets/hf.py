@@ -343,8 +343,8 @@ def class_names(feature: Any) -> list[str]:
 
 
 def read_texts(rows: Any, column: str) -> list[list[str]]:
-    """Return the values of a column as one list of texts per row. Missing values, and negative
-    numbers in a ClassLabel column, become ""."""
+    """Return the values of a column as one list of texts per row. Missing values, missing lists,
+    and negative numbers in a ClassLabel column, become ""."""
     names, is_list = class_names(rows.features[column]), hasattr(rows.features[column], "feature")
 
     def text(value: Any) -> str:
@@ -352,8 +352,10 @@ def read_texts(rows: Any, column: str) -> list[list[str]]:
             return ""
         return names[value] if names and value < len(names) else str(value)
 
-    values = rows[column][:]
-    return [[text(v) for v in ((value or ()) if is_list else (value,))] for value in values]
+    return [
+        [text(v) for v in (value if is_list and value is not None else [value])]
+        for value in rows[column][:]
+    ]
 
 
 def undecoded(rows: Any, column: str) -> Any:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from vil.data.bands import BandImage
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
-from vil.data.datasets.table_labels import Location, read_targets, read_weights
+from vil.data.datasets.table_labels import Location, read_targets, read_weights, refuse_lists
 from vil.data.formats.table_file import read_rows
 from vil.data.splits import number_keys
 from vil.utils.errors import DataError
@@ -85,7 +85,7 @@ class Table(ImageDataset):
         if isinstance(label_columns, str):
             label_columns = [label_columns]
         columns = [str(name) for name in label_columns] or [str(label_column)]
-        paths, given, labels = self._read(str(path_column), columns, separator)
+        paths, given, labels = self._read(str(path_column), columns)
         paths = self._normalize(paths)
         in_split = self._select(given.get("split"), split, all_rows)
         if "group" in given:
@@ -118,13 +118,13 @@ class Table(ImageDataset):
         lines = [self.where.lines[row] for row in np.flatnonzero(in_split).tolist()]
         self._check_files(join_roots(root, extra_roots), lines)
 
-    def _read(self, path_column: str, columns: Sequence[str], separator: str) -> tuple:
+    def _read(self, path_column: str, columns: Sequence[str]) -> tuple:
         """Read all rows as texts, and set `where`, the line numbers for error messages.
 
         Returns three values: the paths, a dict {optional column: its stripped texts}, and a list
-        with the texts of each column in `columns`.
+        with the cells of each column in `columns`, see `Rows`.
         """
-        rows = read_rows(self.path, separator)
+        rows = read_rows(self.path)
         required = {path_column, *columns}
         optional = [name for name in OPTIONAL if name in rows.columns and name not in required]
         at = {name: index for index, name in enumerate(rows.columns)}
@@ -135,6 +135,8 @@ class Table(ImageDataset):
             raise DataError(f"{self.path} is empty: it has no rows below the row of column names")
         lines, paths, *others = zip(*cells)
         self.where = Location(self.path, rows.unit, lines)
+        for name, column in zip([path_column, *optional], [paths, *others]):
+            refuse_lists(column, name, self.where)
         texts = [[text.strip() for text in column] for column in others[: len(optional)]]
         return paths, dict(zip(optional, texts)), others[len(optional) :]
 

@@ -8,10 +8,10 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from vil.utils.errors import DataError
 logger = logging.getLogger(__name__)
 
 IF_NAMES = "; if every text is a class name, set DATA.KWARGS.text_labels True"
+INDICATORS = {"0", "1", "False", "True"}
 SURE_SEPARATORS = (",", ";", "|", "\t")  # hardly in the name of a label
 OTHER_SEPARATORS = ("/", "+", "&", " ")  # separators only if splitting leaves fewer labels
 
@@ -54,7 +55,7 @@ class Location(NamedTuple):
 
 
 def read_targets(
-    cells: Sequence[Sequence[str]],
+    cells: Sequence[Sequence[Any]],
     names: Sequence[str],
     target_type: str,
     where: Location,
@@ -68,7 +69,8 @@ def read_targets(
     """Return the classes and the targets of all rows. `ImageDataset` describes both.
 
     Args:
-        cells: for each label column, the texts of all rows.
+        cells: for each label column, the cells of all rows: texts or, only if `names` is empty,
+            lists of texts.
         names: names of the label columns if the user listed them, otherwise [].
         is_train: (rows,) bool.
         separator, text_labels: see `Table`.
@@ -77,6 +79,12 @@ def read_targets(
 
     Raises DataError for an invalid label.
     """
+    for column_name, column in zip(names, cells):
+        refuse_lists(column, column_name, where)
+    if any(isinstance(cell, list) for cell in cells[0]):
+        items = [cell if isinstance(cell, list) else [cell] for cell in cells[0]]
+        own = dict(text_labels=text_labels, name=name, classes=classes)
+        return read_lists(items, target_type, where, is_train, **own)
     if target_type == "numbers":
         return list(names) or [name], _read_numbers(cells, names or [name], where)
     if target_type == "labels" and names:
@@ -100,6 +108,12 @@ def read_targets(
     return _read_labels(sets, texts, target_type, where, is_train, text_labels, classes)
 
 
+def refuse_lists(column: Sequence[Any], name: str, where: Location) -> None:
+    """Raise DataError if a cell of the column `name` is a list."""
+    problem = f"have a list in the column {name}: write a text or a number"
+    where.refuse([isinstance(cell, list) for cell in column], problem, column)
+
+
 def _read_labels(
     sets: list[list[str]],
     texts: list[str],
@@ -121,11 +135,16 @@ def _read_labels(
     labels = [[text] for text in texts] if target_type == "class" else sets
     broken = [any("\n" in label or "\r" in label for label in of_row) for of_row in labels]
     where.refuse(broken, "have a label with a line break", texts)
-    if not text_labels:
-        if target_type == "class":
-            where.refuse([text.lower() in ("", "nan") for text in texts], "have no label", texts)
-        if not classes:
-            _refuse_mixed(sets, texts, where)
+    missing = ("",) if text_labels else ("", "nan")
+    problem = "have no label"
+    if target_type == "labels":
+        problem = "have a missing label (leave the cell or list of an image without labels empty)"
+    incomplete = [any(label.lower() in missing for label in of_row) for of_row in labels]
+    where.refuse(incomplete, problem, texts)
+    if not (text_labels or classes):
+        _refuse_mixed(sets, texts, where)
+        if target_type == "labels":
+            _refuse_indicators(sets, texts, where)
     if target_type == "labels":
         return _read_sets(sets, texts, where, is_train, classes)
     return _read_classes(texts, where, is_train, classes)
@@ -144,8 +163,9 @@ def read_lists(
     """Return the classes and the targets of rows that each have a list of texts.
 
     items: the texts of each row: one if target_type is "class", K if it is "numbers", any number if
-    it is "labels". name: for "numbers", the name of the number. K > 1 numbers are named <name>_0,
-    <name>_1, ... The other arguments and the result are those of `read_targets`.
+    it is "labels". A missing value is "". name: for "numbers", the name of the number. K > 1
+    numbers are named <name>_0, <name>_1, ... The other arguments and the result are those of
+    `read_targets`.
     """
     shown = [", ".join(texts).strip() for texts in items]
     if target_type == "numbers":
@@ -155,8 +175,9 @@ def read_lists(
         names = [f"{name}_{number}" for number in range(size)] if size > 1 else [name]
         return names, _read_numbers(list(zip(*items)), names, where)
     if target_type == "class":
-        where.refuse([len(texts) > 1 for texts in items], "have several labels", shown)
-    sets = [[text.strip() for text in texts if text.strip()] for texts in items]
+        problem = "have several labels (set TASK to multilabel?)"
+        where.refuse([len(texts) > 1 for texts in items], problem, shown)
+    sets = [[text.strip() for text in texts] for texts in items]
     if target_type == "labels" and not text_labels:
         warn_joined(sets, where.path, "no list of labels has two items")
     return _read_labels(sets, shown, target_type, where, is_train, text_labels, classes)
@@ -168,7 +189,7 @@ def warn_joined(sets: Sequence[Sequence[str]], path: Path, why: str, key: str = 
     sets: labels of each row. path: of the table or dataset. why: reason why each text is one label.
     key: config key of the separator; "" if a row has a list of labels.
     """
-    texts = {text for labels in sets for text in labels}
+    texts = {text for labels in sets for text in labels if text}
     if any(len(labels) > 1 for labels in sets):
         return
     remedy = f"set {key} to {{!r}}" if key else "split the labels at the separator {!r}"
@@ -215,20 +236,49 @@ def _refuse_mixed(sets: list[list[str]], texts: list[str], where: Location) -> N
     where.refuse([rarest in of_row for of_row in kinds], problem + IF_NAMES, texts)
 
 
+def _refuse_indicators(sets: list[list[str]], texts: list[str], where: Location) -> None:
+    """Raise DataError if the labels of the rows are 0 or 1 for each label, instead of names. sets:
+    labels of each row. texts: for each row, the text that the message quotes."""
+    sizes = {len(labels) for labels in sets if labels}
+    is_repeated = any(len(set(labels)) < len(labels) for labels in sets)
+    if INDICATORS.issuperset(itertools.chain.from_iterable(sets)) and (
+        is_repeated or (len(sizes) == 1 and sizes != {1})
+    ):
+        problem = (
+            "have lists of 0 and 1 instead of label names: write the names, or in a table one "
+            "column of 0 and 1 per label, and list these columns in DATA.KWARGS.label_columns"
+        )
+        where.refuse([bool(labels) for labels in sets], problem, texts)
+
+
 def _read_classes(
     texts: list[str], where: Location, is_train: np.ndarray, classes: Sequence[str]
 ) -> tuple[list[str], np.ndarray]:
-    where.refuse([not text for text in texts], "have no label", texts)
     unknown = "is not in the list of classes" if classes else "no training image has"
     if not classes:
-        used = (text for text, train in zip(texts, is_train) if train)
-        classes = list_classes(used, where.path)
-        if all(map(is_integer, texts)):
-            classes.sort(key=int)
+        classes = _list_labels((text for text, train in zip(texts, is_train) if train), where.path)
     numbers = {text: number for number, text in enumerate(classes)}
     texts = [normalize_name(text) for text in texts]
     where.refuse([text not in numbers for text in texts], f"have a class that {unknown}", texts)
     return list(classes), np.array([numbers[text] for text in texts], np.int64)
+
+
+def _list_labels(used: Iterable[str], path: Path) -> list[str]:
+    """Return the classes for the labels that training rows use: sorted, by value if all are
+    integers. Logs a warning if two classes are the same number, such as 01 and 1."""
+    classes = list_classes(used, path)
+    if all(map(is_integer, classes)):
+        classes.sort(key=int)
+        pairs = itertools.pairwise(classes)
+        if same := [pair for pair in pairs if int(pair[0]) == int(pair[1])]:
+            _warn_same_number(path, *same[0])
+    return classes
+
+
+@cache  # once per process, because each split reads the labels of the training split
+def _warn_same_number(path: Path, one: str, other: str) -> None:
+    text = "%s: %s and %s are two classes: if they are the same, write them the same way"
+    logger.warning(text, path, one, other)
 
 
 def _kind(text: str) -> str:
@@ -247,7 +297,7 @@ def _read_sets(
     unknown = "is not in the list of classes" if classes else "no training image has"
     if not classes:
         used = (labels for labels, train in zip(sets, is_train) if train)
-        classes = list_classes(itertools.chain.from_iterable(used), where.path)
+        classes = _list_labels(itertools.chain.from_iterable(used), where.path)
     if not classes:
         raise DataError(f"{where.path}: no training image has a label")
     numbers = {text: number for number, text in enumerate(classes)}
@@ -286,6 +336,8 @@ def _read_numbers(
 
 def parse_number(text: str) -> float:
     """Convert a text to a float. Returns NaN if the text is not a number."""
+    if "_" in text:  # Python reads 1_000 as 1000
+        return math.nan
     try:
         return float(text)
     except ValueError:

@@ -335,7 +335,9 @@ def parse_label(
     if not extension.endswith("json"):
         if target_type == "class":
             return [text], {}
-        return (text.splitlines() if target_type == "labels" else text.split()), {}
+        if target_type == "numbers":
+            return text.split(), {}
+        return [line for line in text.splitlines() if line.strip()], {}
     value = record.get(FIELDS[target_type])
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, str | int | float) for one in values):

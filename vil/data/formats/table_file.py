@@ -21,20 +21,21 @@ BATCH = 10_000  # rows of Parquet that are converted at once
 class Rows(NamedTuple):
     """The column names of a table, and an iterator over its rows.
 
-    cells: yields (number of the line or row, list of cells). unit: what the number counts, "line"
-    or "row".
+    cells: yields (number of the line or row, list of cells). A cell is a text or, for a list in a
+    Parquet file, a list of texts; missing values are "". unit: what the number counts, "line" or
+    "row".
     """
 
     columns: list[str]
-    cells: Iterator[tuple[int, list[str]]]
+    cells: Iterator[tuple[int, list[Any]]]
     unit: str = "line"
 
 
-def read_rows(path: Path, separator: str) -> Rows:
+def read_rows(path: Path) -> Rows:
     """Open a table in the format of the file's extension, .csv, .tsv or .parquet.
 
-    separator: text that joins the items of a list in a Parquet cell. Raises DataError if the file
-    is missing, invalid or empty. Iterating over the rows may also raise DataError.
+    Raises DataError if the file is missing, invalid or empty. Iterating over the rows may also
+    raise DataError.
     """
     try:
         regular_file(path)
@@ -43,7 +44,7 @@ def read_rows(path: Path, separator: str) -> Rows:
         reason = f"there is no folder {gone[-1]}" if gone else error.strerror or error
         raise DataError(f"the table {path} cannot be read: {reason}") from error
     if path.suffix.lower() == ".parquet":
-        rows = _read_parquet(path, separator)
+        rows = _read_parquet(path)
     else:
         rows = _read_csv(path)
     if repeated := sorted({name for name in rows.columns if rows.columns.count(name) > 1}):
@@ -101,7 +102,7 @@ def _decode(path: Path) -> Iterator[str]:
                 raise DataError(f"{path}, line {number}: not UTF-8 ({error.reason})") from error
 
 
-def _read_parquet(path: Path, separator: str) -> Rows:
+def _read_parquet(path: Path) -> Rows:
     require_extra(EXTRAS[".parquet"], f"the table {path}")
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -117,7 +118,7 @@ def _read_parquet(path: Path, separator: str) -> Rows:
     if rows > MAX_ROWS_PER_BYTE * size:  # a run length of equal values takes a few bytes
         raise DataError(f"{path} has {rows} rows in only {size} bytes: write it again")
 
-    def cells() -> Iterator[tuple[int, list[str]]]:
+    def cells() -> Iterator[tuple[int, list[Any]]]:
         number, left = 0, MIN_TEXT + MAX_TEXT_PER_BYTE * size
         try:
             for batch in file.iter_batches(BATCH):
@@ -126,7 +127,7 @@ def _read_parquet(path: Path, separator: str) -> Rows:
                     raise DataError(f"{path} repeats long texts in only {size} bytes: shorten them")
                 for values in zip(*(column.to_pylist() for column in batch.columns)):
                     number += 1
-                    yield number, [_as_text(value, separator) for value in values]
+                    yield number, [_as_cell(value) for value in values]
         except (ArrowException, OSError, ValueError, OverflowError) as error:  # text, dates
             reason = " ".join(str(error).split())
             raise DataError(f"{path}, after row {number}: {reason}") from error
@@ -150,9 +151,11 @@ def text_size(column: Any) -> int:
     return compute.sum(lengths.take(column.indices)).as_py() or 0
 
 
-def _as_text(value: Any, separator: str) -> str:
+def _as_cell(value: Any) -> str | list[str]:
+    return [_as_text(item) for item in value] if isinstance(value, list) else _as_text(value)
+
+
+def _as_text(value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    if isinstance(value, list):
-        return separator.join(map(str, value))
     return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,10 +1,13 @@
 """Calibration of predicted probabilities: a temperature of classes, and thresholds of labels."""
 
+import logging
 from typing import Any
 
 import numpy as np
 
 from vil.utils.errors import DivergedError
+
+logger = logging.getLogger(__name__)
 
 MAX_TEMPERATURE = 100.0
 MIN_THRESHOLD = 1e-30
@@ -15,7 +18,8 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     (arXiv:1706.04599, section 4.2).
 
     logits: (N, K) for N images and K classes. targets (N,): class of each image. T is at most
-    MAX_TEMPERATURE, and at least its inverse. Raises DivergedError if a logit is NaN or infinite.
+    MAX_TEMPERATURE, and at least its inverse. If no image is predicted wrongly, the cross entropy
+    has no minimum, and T is 1, with a warning. Raises DivergedError if a logit is NaN or infinite.
     """
     from scipy.optimize import minimize_scalar  # scipy is a dependency of scikit-learn
     from scipy.special import logsumexp
@@ -26,11 +30,18 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
             "cannot calibrate: some outputs of the model are NaN or infinite; use another "
             "checkpoint"
         )
-    correct = logits[np.arange(len(targets)), targets].mean()
+    correct = logits[np.arange(len(targets)), targets]
+    if (correct == logits.max(axis=1)).all():
+        logger.warning(
+            "all images are predicted correctly, which does not determine a temperature: it stays "
+            "1; calibrate on more images"
+        )
+        return 1.0
+    mean = correct.mean()
 
     def cross_entropy(log_temperature: float) -> float:
         scale = np.exp(-log_temperature)
-        return float(logsumexp(scale * logits, axis=1).mean() - scale * correct)
+        return float(logsumexp(scale * logits, axis=1).mean() - scale * mean)
 
     limit = np.log(MAX_TEMPERATURE)
     # convex in 1 / T, so a local minimum is the global minimum

@@ -86,12 +86,14 @@ class Numbers(Target):
     def read_targets(self, dataset: ImageDataset) -> dict[str, Any]:
         """Set the mean and the standard deviation with which targets are normalized.
 
-        Those that were not given are computed from the training set. Raises DataError if a computed
-        standard deviation is 0.
+        Those that were not given are computed from the training set. Raises DataError if a number
+        whose standard deviation is computed is the same for all images.
         """
         targets = dataset.targets.astype(np.float64)
         mean = self.given_scale[0] or targets.mean(axis=0).tolist()
-        std = self.given_scale[1] or targets.std(axis=0).tolist()
+        # rounding may give the deviation of equal numbers a value above 0
+        computed = np.where(np.ptp(targets, axis=0) > 0, targets.std(axis=0), 0.0)
+        std = self.given_scale[1] or computed.tolist()
         constant = [name for name, value in zip(dataset.classes, std) if value == 0]
         if constant:
             raise DataError(
@@ -130,6 +132,7 @@ class Numbers(Target):
         targets = results.targets.astype(np.float64)
         errors = results.values.astype(np.float64) - targets
         spread = ((targets - targets.mean(axis=0)) ** 2).sum(axis=0)
+        spread = np.where(np.ptp(targets, axis=0) > 0, spread, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             r2 = np.where(spread > 0, 1 - (errors**2).sum(axis=0) / spread, np.nan)
         each = {
