@@ -15,7 +15,7 @@ from vil.utils.errors import DataError
 
 pytestmark = pytest.mark.trust(3)
 
-DATA = 3
+USAGE, DATA = 2, 3
 COLORS = {"blue": (20, 20, 220), "green": (20, 220, 20), "red": (220, 20, 20)}
 TRAIN = (*SMALL, "DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATA.NUM_CLASSES=3", "OPTIM.LR=0.05",
          "OPTIM.EPOCHS=6", "DATALOADER.BSZ=12", "DATALOADER.WORKERS=0")  # fmt: skip
@@ -153,6 +153,10 @@ def test_a_head_is_fine_tuned_by_the_names_of_its_classes(colors, tmp_path):
     assert (tmp_path / "by-name/classes.txt").read_text() == (copy / "classes.txt").read_text()
     position = start(copy, data, tmp_path / "by-position", "DATA.CLASSES=by_position")
     assert position[0] == 100
+    weighted = ("LOSS.CLASS_WEIGHTS=[3, 1, 1]", f"MODEL.MODEL_PATH={copy}")
+    ended = vil("train", "--output_dir", tmp_path / "weighted", "--data", data, *TRAIN, *weighted)
+    assert ended.code == USAGE
+    assert "LOSS.CLASS_WEIGHTS lists a value for each class, but the head of" in ended.err
 
 
 def test_what_fine_tuning_changes_of_its_source_is_said(colors, tmp_path):

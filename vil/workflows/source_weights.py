@@ -16,9 +16,12 @@ from vil.data.classes import is_unnamed, read_class_names, respell
 from vil.pretrained.load_weights import select_classes
 from vil.pretrained.state_dict_io import read_metadata
 from vil.tasks.weight_files import recorded_values
+from vil.utils.console import printable
+from vil.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+PER_CLASS = ("LOSS.CLASS_WEIGHTS", "SEGMENTATION.PALETTE")  # of one word, or a list for classes
 NORMALIZATION = ("INPUT.MEAN", "INPUT.STD", "DATA.VALUE_RANGE")
 
 
@@ -41,13 +44,21 @@ def order_of_head(cfg: CfgNode, weights: Path, classes: Sequence[str]) -> list[s
 
     Otherwise, returns []. If the head has as many classes of other names, logs a warning that they
     are taken for those of the training set. weights: where the head comes from. classes: the
-    classes of the training set.
+    classes of the training set. Raises ConfigError if a key in PER_CLASS has a value for each class
+    of the training set, because another order gives it to another class.
     """
     learned = recorded_classes(weights, cfg.FINETUNE.HEAD)
     here = respell(classes, learned)
     if here == learned or cfg.DATA.CLASSES == "by_position" or cfg.DATA.TARGETMAP:
         return []
     if sorted(here) == sorted(learned) and len(set(here)) == len(here):
+        values = leaves(cfg)
+        if listed := [key for key in PER_CLASS if len(values[key]) > 1]:
+            raise ConfigError(
+                f"{listed[0]} lists a value for each class, but the head of {weights} has the "
+                f"classes in another order than the training set, such as {printable(learned[0])} "
+                f"instead of {printable(here[0])} first: remove the key, or set FINETUNE.HEAD new"
+            )
         return learned
     is_same_task = recorded_values(weights, ["TASK"]).get("TASK") == cfg.TASK
     is_named = not (is_unnamed(here) or is_unnamed(learned))
