@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.common.built import task_of
+from vil.config import get_config
 from vil.data import build_dataset
+from vil.engine.distributed import DistInfo
 from vil.utils.errors import DataError
 
 pytestmark = pytest.mark.smoke
@@ -60,6 +63,31 @@ def test_two_spellings_of_a_number_are_named(root, caplog):
         assert open_table(root, table_of(["01", 10, 1, 10])).classes == ["01", "1", "10"]
     (line,) = [record.getMessage() for record in caplog.records]
     assert "01 and 1 are two classes" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (("DATA.TRAIN=table", "DATA.TEST=other.csv"), ""),
+        (("DATA.TRAIN=table", "DATA.TEST=labels.csv"), "val"),
+        (("DATA.TRAIN=./labels.csv", "DATA.TEST=labels.csv"), "val"),
+        (("DATA.TRAIN=other.csv", "DATA.VAL=table", "DATA.TEST=labels.csv"), "test"),
+    ],
+    ids=str,
+)
+def test_one_table_without_splits_is_not_two_sets(root, words, refused):
+    """Under two names, as training and test images or as validation and test images."""
+    for name in ("labels.csv", "other.csv"):
+        write(root, table_of(["cat", "dog", "cat", "dog"]), name)
+    words = [*words, f"DATA.PATH={root}", "DATA.NUM_CLASSES=2", "DATALOADER.BSZ=2"]
+    task = task_of(get_config(None, words))
+    task.class_names = task.train_loader(DistInfo()).classes
+    if not refused:
+        (loader,) = task.test_loaders(DistInfo()).values()
+        assert len(loader.dataset) == len(IMAGES)
+        return
+    with pytest.raises(DataError, match=f"no column 'split', so none of its rows are {refused}"):
+        task.test_loaders(DistInfo(), part="test")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])

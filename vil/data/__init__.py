@@ -12,6 +12,7 @@ mixup       Mix: Mixup and CutMix of a batch on the model's device
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -223,6 +224,17 @@ def registered_name(name: str) -> str:
     """
     suffix = file_suffix(name)
     return FILES[suffix][0] if suffix else name
+
+
+def find_source(name: str) -> tuple[str, str]:
+    """Return a dataset's name in DATASETS and its path, "" for none. They are the same for two
+    names of one source, such as "table", "labels.csv" and "./labels.csv"."""
+    registered = registered_name(name)
+    argument = dict(FILES.values()).get(registered)
+    if argument is None:
+        return registered, ""
+    default = inspect.signature(DATASETS.load(registered)).parameters[argument].default
+    return registered, os.path.normpath(name if registered != name else str(default))
 
 
 def file_suffix(name: str) -> str:

@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from vil.config.defaults import leaves
 from vil.config.unused_keys import warn_unused
-from vil.data import TRANSFORMS, build_dataset, is_numbered, own_arguments
+from vil.data import TRANSFORMS, build_dataset, find_source, is_numbered, own_arguments
 from vil.data.bands import PIL_CHANNELS, rgb_channels
 from vil.data.batch import Batch
 from vil.data.build import read_settings
@@ -209,11 +209,17 @@ class ConfiguredTask(ImageTask):
         return dataset
 
     def _is_for_evaluation(self, name: str) -> bool:
-        """Return whether a dataset takes the argument `all_rows` and is not in DATA.TRAIN.
+        """Return whether a dataset takes the argument `all_rows`, is not in DATA.TRAIN, and not
+        both in DATA.VAL and DATA.TEST.
 
         For such a dataset, `all_rows` is True by default: without splits, all images are used.
         """
-        return "all_rows" in own_arguments(name) and name not in self.settings.train
+        settings, source = self.settings, find_source(name)
+        train, val, test = (
+            source in map(find_source, names)
+            for names in (settings.train, settings.val, settings.test)
+        )
+        return "all_rows" in own_arguments(name) and not (train or (val and test))
 
     def _open_part(self, name: str, split: str, transform: Callable) -> ImageDataset:
         """Open the split "train", "val" or "test" of the dataset `name`.
