@@ -69,6 +69,26 @@ def test_a_fraction_is_held_out_and_copies_stay_together(root):
     assert any((f"dog/{d:02}.png" in torn) != (f"dog/{d + 5:02}.png" in torn) for d in range(5))
 
 
+def test_images_that_belong_together_in_two_sets_are_named(root, caplog):
+    """Two tables of other images of the same persons, and a table of copies."""
+    header, *rows = (root / "labels.csv").read_text().splitlines()
+    for name, part in (("even", rows[::2]), ("odd", rows[1::2])):
+        (root / f"{name}.csv").write_text("\n".join([header, *part]))
+    own = ("DATA.VAL_FRACTION=0.4", "DATA.GROUP_BY=column")
+    both = ("DATA.TRAIN=[even.csv, odd.csv]", "DATA.TEST=[even.csv]", *TABLE[2:])
+    parts_of(root, *own, sets=both)
+    assert "of 6 images that are held out of even.csv are in groups with training" in caplog.text
+    caplog.clear()
+    copies = ("DATA.TRAIN=[labels.csv, folder]", "DATA.TEST=[labels.csv]", *TABLE[2:])
+    parts_of(root, own[0], "DATA.GROUP_BY=content", sets=copies)
+    assert "held out of labels.csv are identical to training images of folder" in caplog.text
+    assert "in groups" not in caplog.text
+    caplog.clear()
+    parts_of(root, own[0], "DATA.GROUP_BY=none", sets=copies)
+    parts_of(root, *own, sets=TABLE)
+    assert "held out of" not in caplog.text
+
+
 def test_folds_cover_every_image_once(root):
     folds = [parts_of(root, "DATA.FOLDS=5", f"DATA.FOLD={fold}") for fold in range(5)]
     held_out = [name for _, val, _ in folds for name in val]

@@ -125,7 +125,8 @@ class ImageDataset(Dataset, ABC):
     target_type = "class"
     splits: Sequence[str] = ("train", "val")  # those that the dataset can open
     weights: np.ndarray | None = None  # (N,) float32, sample weights; None if all are equal
-    # (N,) int64: samples with the same number must be in the same split; -1 for no group
+    # (N,) int64: samples with the same number must be in the same split, also those of two datasets
+    # (see `vil.data.splits.number_keys`); -1 for no group
     split_groups: np.ndarray | None = None
     value_range: Sequence[float] = ()  # for images of more than 8 bits, see `to_rgb`
     channels = 3  # see `read_image`

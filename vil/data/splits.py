@@ -10,7 +10,7 @@ Shapes: N samples, K labels or numbers, P parts.
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from vil.utils.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
+KINDS = {"column": "are in groups with", "content": "are identical to"}
 MAX_LISTED = 5  # class names in a message
 NUM_BINS = 10  # quantile bins per number, at most
 MAX_COMPARED = 50_000  # images that "auto" reads to find identical ones
@@ -169,11 +170,16 @@ def join_groups(*keys: np.ndarray) -> np.ndarray:
 
 
 def number_keys(keys: Sequence[bytes | str | None]) -> np.ndarray:
-    """Map keys to integers (N,) int64. Equal keys get the same integer, and None gets -1."""
-    numbers: dict[bytes | str, int] = {}
-    return np.array(
-        [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64
-    )
+    """Map keys to integers (N,) int64, hashes by which equal keys of any datasets are found. None
+    gets -1."""
+
+    def number(key: bytes | str | None) -> int:
+        if key is None:
+            return -1
+        content = key.encode(errors="surrogatepass") if isinstance(key, str) else key
+        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1
+
+    return np.array([number(key) for key in keys], np.int64)
 
 
 class ShownClasses:
@@ -198,20 +204,46 @@ def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray
     than MAX_COMPARED. name: the dataset's name in messages. Raises ConfigError for "column" if the
     dataset has no groups.
     """
-    count, keys = len(dataset), []
-    if group_by in ("column", "auto") and dataset.split_groups is not None:
-        keys.append(dataset.split_groups)
-    elif group_by == "column":
+    count, keys = len(dataset), _sample_keys(dataset, group_by)
+    if group_by == "column" and not keys:
         raise ConfigError(
             f"DATA.GROUP_BY is 'column', but {name} has no group column: use 'auto' or 'content'"
         )
-    if group_by == "content" or (group_by == "auto" and count <= MAX_COMPARED):
-        keys.append(number_keys([_content_hash(dataset, index) for index in range(count)]))
-    elif group_by == "auto":
+    if group_by == "auto" and count > MAX_COMPARED:
         text = "%s has %d images. More than %d images are not compared, so identical images may be "
         text += "in different splits: to compare all images, set DATA.GROUP_BY to content"
         logger.warning(text, name, count, MAX_COMPARED)
-    return join_groups(*keys) if keys else np.arange(count)
+    return join_groups(*keys.values()) if keys else np.arange(count)
+
+
+def warn_shared(
+    held_out: Mapping[str, ImageDataset], trained_on: Mapping[str, ImageDataset], group_by: str
+) -> None:
+    """Log a warning if held-out images of one dataset belong together with training images of
+    another, because each dataset is divided by itself.
+
+    held_out, trained_on: {name of a dataset: part of it}. group_by: see `group_samples`.
+    """
+    keys = {name: _sample_keys(dataset, group_by) for name, dataset in trained_on.items()}
+    for name, dataset in held_out.items():
+        for kind, values in _sample_keys(dataset, group_by).items():
+            for other in sorted(keys.keys() - {name}):
+                shared = np.isin(values, keys[other].get(kind, [])) & (values >= 0)
+                if shared.any():
+                    text = "%d of %d images that are held out of %s %s training images of %s: put "
+                    text += "both into one data set, so that they are divided together"
+                    logger.warning(text, shared.sum(), len(values), name, KINDS[kind], other)
+
+
+def _sample_keys(dataset: ImageDataset, group_by: str) -> dict[str, np.ndarray]:
+    """Return the integers by which images belong together, see `number_keys`: {key of KINDS: (N,)
+    int64}. group_by: see `group_samples`."""
+    keys, count = {}, len(dataset)
+    if group_by in ("column", "auto") and dataset.split_groups is not None:
+        keys["column"] = dataset.split_groups
+    if group_by == "content" or (group_by == "auto" and count <= MAX_COMPARED):
+        keys["content"] = number_keys([_content_hash(dataset, index) for index in range(count)])
+    return keys
 
 
 def _content_hash(dataset: ImageDataset, index: int) -> bytes | None:

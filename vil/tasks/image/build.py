@@ -25,6 +25,7 @@ from vil.data.datasets.composed import ConcatImageDataset, Subset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.mixup import Mix
 from vil.data.pixels import loader_transform
+from vil.data.splits import warn_shared
 from vil.data.transforms import build_transform, eval_transform, train_transform
 from vil.engine.build import MEMORY_FORMATS, amp_dtype
 from vil.engine.distributed import DistInfo
@@ -182,6 +183,14 @@ class ConfiguredTask(ImageTask):
             by_position = self.settings.classes == "by_position"
             match_classes(other, sets[0].classes, name, by_position=by_position)
         dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
+        if len(sets) > 1 and self._parts and not self.settings.is_counting:
+            held_out = {
+                name: Subset(dataset.dataset, np.concatenate(rest), "val")
+                for name, dataset in zip(names, sets)
+                if (parts := self._parts.get(name))
+                and (rest := [rows for split, rows in parts.items() if split != "train"])
+            }
+            warn_shared(held_out, dict(zip(names, sets)), self.settings.group_by)
         source = f"DATA.TRAIN {', '.join(names)}"
         self.check_num_classes(dataset, ", ".join(names))
         if dataset.weights is not None:
