@@ -358,6 +358,21 @@ def test_two_files_of_one_name(tmp_path):
         open_folder(tmp_path)
 
 
+@pytest.mark.parametrize("content", ["Name\nsky\nroad\nclass\n", '"label"\n"sky"\nroad\nclass'])
+def test_header_of_a_csv_file(tmp_path, content):
+    write_folder(tmp_path, write_values)
+    (tmp_path / "classes.csv").write_text(content)
+    assert open_folder(tmp_path).classes == ["sky", "road", "class"]
+
+
+@pytest.mark.parametrize("content", [[{"id": 1, "name": "a"}, {"id": 0, "name": "b"}], [0, 255]])
+def test_json_that_lists_no_names(tmp_path, content):
+    write_folder(tmp_path, write_values)
+    (tmp_path / "classes.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"classes\.json must be a list of names, or map names to"):
+        open_folder(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -30,6 +30,7 @@ COLOR_LINE = re.compile(r"(.*?)[\s,;]+(\d+)[\s,;]+(\d+)[\s,;]+(\d+)")
 CVAT_LINE = re.compile(r"(.*?):(\d+),(\d+),(\d+):[^:]*:[^:]*")  # of CVAT's labelmap.txt
 TWO_CLASSES = "'background 0 0 0' and 'object 255 255 255'"  # lines for masks of 0 and 255
 HEADER = re.compile(r"name\W+r(ed)?\W+g(reen)?\W+b(lue)?", re.IGNORECASE)
+CSV_HEADER = ("name", "class", "label")  # first line of a CSV file without colors
 LISTED = 3  # codes without a class in a message
 Color = tuple[int, int, int]
 
@@ -184,7 +185,7 @@ def read_legend(file: Path, ignore: int) -> Legend:
     "name:red,green,blue::" as in CVAT's labelmap.txt. JSON is a list of names, or {name: [red,
     green, blue]}. The value of a class in masks of values is its place, from 0. Entries with the
     name `ignore` are no classes, but pixels without a label. Empty lines, lines that begin with #,
-    and the line "name,r,g,b" are skipped.
+    the line "name,r,g,b", and a first line of CSV_HEADER in a CSV file are skipped.
 
     ignore: value of pixels without a label, also if it is the place of a class. Raises DataError
     for an invalid file, for a single class, and for a class without a color whose place is an
@@ -225,8 +226,10 @@ def read_legend(file: Path, ignore: int) -> Legend:
 def parse_lines(file: Path) -> list[tuple[str, Color | None]]:
     """Parse the lines of a file of classes. Returns [(name, color or None)]."""
     entries: list[tuple[str, Color | None]] = []
+    is_csv = file.suffix.lower() == ".csv"
     for number, line in enumerate(map(str.strip, read_lines(file, MAX_BYTES)), 1):
-        if not line or line.startswith("#") or HEADER.fullmatch(line):
+        is_header = is_csv and number == 1 and line.strip("\"'").lower() in CSV_HEADER
+        if not line or line.startswith("#") or is_header or HEADER.fullmatch(line):
             continue
         found = COLOR_LINE.fullmatch(line) or CVAT_LINE.fullmatch(line)
         name = found[1] if found else line
@@ -241,8 +244,8 @@ def parse_json(file: Path) -> list[tuple[str, Color | None]]:
         content = json.loads("\n".join(read_lines(file, MAX_BYTES)))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not valid JSON: {error}") from error
-    if isinstance(content, list):
-        return [check_entry(str(name), None, file) for name in content]
+    if isinstance(content, list) and all(isinstance(name, str) for name in content):
+        return [check_entry(name, None, file) for name in content]
     if not isinstance(content, dict):
         raise DataError(f"{file} must be a list of names, or map names to [red, green, blue]")
     return [check_entry(name, color, file) for name, color in content.items()]
