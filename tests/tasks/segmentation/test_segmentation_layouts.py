@@ -189,6 +189,19 @@ def test_levels_of_4_bits_are_not_scaled(tmp_path):
     np.testing.assert_array_equal(open_folder(tmp_path).mask(0), mask)
 
 
+def test_levels_of_a_gray_gif(tmp_path):
+    """A GIF has a palette, which has only the levels that occur."""
+
+    def write(path, mask):
+        write_values(path, np.where(mask == 1, 0, mask))
+
+    masks = np.array(write_folder(tmp_path, write, suffix=".gif")["train"])
+    assert open_folder(tmp_path).classes == ["0", "2"]
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    expected = np.where(masks == 1, 0, masks)
+    np.testing.assert_array_equal(read_masks(open_folder(tmp_path)), expected)
+
+
 # ---- masks of colors
 
 
@@ -249,12 +262,13 @@ def test_values_although_there_are_colors(tmp_path):
     np.testing.assert_array_equal(read_masks(open_folder(tmp_path)), masks["train"])
 
 
+@pytest.mark.parametrize("suffix", [".png", ".gif"])
 @pytest.mark.parametrize("mode", ["L", "RGB", "1", "P"])
-def test_masks_of_black_and_white(tmp_path, mode):
+def test_masks_of_black_and_white(tmp_path, mode, suffix):
     def write(path, mask):
         save(path, Image.fromarray(np.where(mask > 0, 255, 0).astype(np.uint8)).convert(mode))
 
-    masks = write_folder(tmp_path, write)
+    masks = write_folder(tmp_path, write, suffix=suffix)
     if mode == "L":
         with pytest.raises(DataError, match=r"only the value 0 besides 255.*object 255 255 255"):
             open_folder(tmp_path)

@@ -23,6 +23,7 @@ from vil.utils.wide_pixels import KEY_SCALES, layout_of
 
 UNKNOWN = -2  # class number of a code without a class
 GRAY = 0x010101  # a gray level times GRAY is the color
+RAMP = np.arange(256) * GRAY  # a palette of all gray levels
 CLASS_FILES = ("classes.txt", "classes.csv", "classes.json")
 MAX_BYTES = 1 << 20  # of a file of classes
 IGNORED_NAME = "ignore"  # name in a file of classes, for pixels without a label
@@ -51,14 +52,19 @@ class MaskFile(NamedTuple):
 def read_mask_file(path: str | Path) -> MaskFile:
     """Read a mask file, turned upright by its own EXIF orientation, without its alpha channel.
 
-    Raises UnreadableImage if the file is no image, or an image of floats.
+    A gray image that was saved as GIF has a palette, from which levels that do not occur may be left
+    out. Its values are the levels, as in other formats. Raises UnreadableImage if the file is no
+    image, or an image of floats.
     """
     with open_image(path) as image:
         scale = KEY_SCALES.get(layout_of(image), 1)  # with which Pillow multiplies 2 or 4 bits
         image.load()
         turn_upright(image)
-        mode, codes = image.mode, np.asarray(image)
-        palette = image.getpalette("RGB") if mode in ("P", "PA") else None
+        mode, codes, palette = image.mode, np.asarray(image), None
+        if mode in ("P", "PA"):
+            palette = pack_colors(np.reshape(image.getpalette("RGB"), (-1, 3)))
+        if image.format == "GIF" and palette is not None and not (palette % GRAY).any():
+            codes, palette = (palette // GRAY)[codes], np.where(np.isin(RAMP, palette), RAMP, 0)
     if mode in ("RGB", "RGBA", "RGBX"):
         return MaskFile(pack_colors(codes[..., :3]), is_color=True)
     if mode in ("LA", "PA"):
@@ -68,7 +74,7 @@ def read_mask_file(path: str | Path) -> MaskFile:
             f"the file has the mode {mode}, but masks have gray levels, a palette or RGB colors"
         )
     if palette is not None:
-        return MaskFile(codes, palette=pack_colors(np.reshape(palette, (-1, 3))))
+        return MaskFile(codes, palette=palette)
     white = 1 if mode == "1" else 255 // scale  # levels of 16 bits are read as they are
     return MaskFile(codes.astype(np.int32) // scale, white)
 
@@ -132,7 +138,7 @@ class Legend:
             )
         if palette is not None and self.colors:
             used = np.trim_zeros(palette, "b")  # Pillow appends black entries
-            is_ramp = len(used) > 1 and (used == np.arange(len(used)) * GRAY).all()
+            is_ramp = len(used) > 1 and (used == RAMP[: len(used)]).all()
             by_color = self.is_gray or not is_ramp
             if by_color:
                 codes = np.pad(palette, (0, 256 - len(palette)), constant_values=-1)[values]
