@@ -293,6 +293,37 @@ def test_palettes_that_contradict_each_other(tmp_path):
     )
     with pytest.raises(DataError, match=message):
         open_folder(tmp_path, ignore=3)
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    with pytest.raises(DataError, match=message):
+        open_folder(tmp_path, ignore=3)
+
+
+@pytest.mark.parametrize("names", ["", "a\nb\nc\n"])
+def test_palettes_that_contradict_those_of_training(tmp_path, names):
+    """Except for unused entries, gray ramps, and masks without a palette."""
+    masks = write_folder(tmp_path, write_palette, count=4)["val"]
+    masks[1] = np.minimum(masks[1], 1)
+    palettes = [
+        COLORS[::2] + COLORS[1:2],
+        [*COLORS[:2], (9, 9, 9)],
+        [[i] * 3 for i in range(256)],
+        [],
+    ]
+    for number, (mask, palette) in enumerate(zip(masks, palettes)):
+        image = Image.fromarray(as_values(mask), "P" if palette else "L")
+        if palette:
+            image.putpalette([*np.ravel(palette), *[7] * 3 * (256 - len(palette))])
+        save(tmp_path / f"masks/val/{number}.png", image)
+    if names:
+        (tmp_path / "classes.txt").write_text(names)
+    dataset = open_folder(tmp_path, "val")
+    message = (
+        r"^masks/val/0\.png: the palettes of masks/train/0\.png and this mask do not fit: "
+        r"the color of value 1 is 200 10 10 and 10 200 90: write classes\.txt with"
+    )
+    with pytest.raises(OSError, match=message):
+        dataset.mask(0)
+    np.testing.assert_array_equal([dataset.mask(index) for index in (1, 2, 3)], masks[1:])
 
 
 def bad(tmp_path, write, **own):
