@@ -598,6 +598,10 @@ def test_polygons_of_two_images_of_one_name(tmp_path):
     (tmp_path / "annotations/train.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"two files of one name, b/a\.jpg and b/a\.png: rename"):
         open_folder(tmp_path)
+    text = json.dumps(content).replace("a.jpg", "a.png")
+    (tmp_path / "annotations/train.json").write_text(text)
+    with pytest.raises(DataError, match=r"train\.json lists b/a\.png more than once: list it once"):
+        open_folder(tmp_path)
 
 
 def test_scenes(tmp_path):

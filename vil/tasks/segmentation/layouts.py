@@ -9,6 +9,7 @@ import importlib
 import math
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -141,7 +142,7 @@ class ObjectMasks(ImageFiles):
     usable segmentation: such a box is IGNORE, and behind all objects. Categories of the same name
     are classes of their own. A mask has the size of the image in the annotations.
     Paths of images must differ in more than their suffix, because a mask is saved as PNG below the
-    path of its image.
+    path of its image. An image must be listed once, because an entry would have a part of the mask.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class ObjectMasks(ImageFiles):
         roots: Roots = (),
     ):
         """Read the annotations. images: folder of the images. Raises DataError if the images have
-        objects, but none of them has a usable segmentation."""
+        objects, but none of them has a usable segmentation, and if an image is listed twice."""
         table = read_annotations(annotations, masks=True)
         segmentations, no_mask = table.segmentations, len(REASONS) - 1
         is_ignored = table.reasons == no_mask  # a usable box; other boxes do not matter
@@ -180,8 +181,14 @@ class ObjectMasks(ImageFiles):
         check_files(images, names, join_roots(root, roots))
         first: dict[str, str] = {}  # {path without suffix: name}
         for name in names:
-            if (other := first.setdefault(os.path.splitext(name)[0], name)) != name:
-                raise DataError(explain_twice(images, other, name))
+            stem = os.path.splitext(os.path.normpath(name))[0]
+            if first.setdefault(stem, name) != name:
+                raise DataError(explain_twice(images, first[stem], name))
+        if len(first) < len(names):
+            name = printable(Counter(names).most_common(1)[0][0])
+            raise DataError(
+                f"{table.path} lists {name} more than once: list it once, with all of its objects"
+            )
         categories = class_names([
             {"id": number, "name": name} for number, name in zip(table.category_ids, table.classes)
         ])  # fmt: skip
