@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.common.small_runs import FOLDER, succeeds, vil
+from tests.common.small_tasks import SMALL_TASKS
 from vil.utils.errors import DataError
 from vil.workflows.check_data import check_data
 
@@ -137,6 +138,22 @@ def test_detectors_count_images_and_boxes(tmp_path):
     assert train.targets.notes[0] == f"{len(train.dataset.labels)} boxes; {empty}"
     found.draw(tmp_path / "sheet.png")
     assert Image.open(tmp_path / "sheet.png").width > 600
+
+
+def test_unusable_masks_of_any_split_are_a_problem(tmp_path):
+    """Because evaluation stops at the same share as training. Empty masks do not stop it."""
+    for split, values in (("train", (0, 1)), ("val", (0, 7)), ("test", (255, 255))):
+        save(tmp_path / f"images/{split}/a.png", 1)
+        mask = np.tile(np.array(values, np.uint8), (48, 32))
+        (tmp_path / f"masks/{split}").mkdir(parents=True)
+        Image.fromarray(mask).save(tmp_path / f"masks/{split}/a.png")
+    options = [*SMALL_TASKS["segmentation"], "DATA.TRAIN=[folder]", "DATA.TEST=[folder]"]
+    options += ["DATA.VAL=[folder]", "DATA.KWARGS={}", "DATA.NUM_CLASSES=2"]
+    found = check_data(None, options, data=tmp_path)
+    (problem,) = found.problems
+    assert problem.startswith("val/folder: 1 of 1 images have an unusable mask: images/val/a.png (")
+    assert "test/folder: 1 of 1 images have no labeled pixel: images/test/a.png" in found.warnings
+    assert check_data(None, [*options, "DATA.MAX_BAD_FRACTION=1"], data=tmp_path).is_usable
 
 
 def test_parts_of_the_training_images_and_the_number_auto(photos):

@@ -381,7 +381,8 @@ class Task:
 
         indices (n,): images that were opened. sizes (n, 2): their width and height. Each item is a
         text, as a string or by str(), with the attribute `is_common`, whether so many do not fit
-        that the dataset cannot be used for training.
+        that the dataset cannot be used for training, and optionally `stops_evaluation`, whether the
+        same holds for evaluation.
         """
         return []
 

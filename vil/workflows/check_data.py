@@ -222,7 +222,8 @@ def check_data(
             images = inspect(dataset, workers=workers, max_images=max_images)
         splits[label] = SplitCheck(images, task.summarize_targets(dataset), dataset)
         for misfit in task.find_misfits(dataset, images.indices, images.sizes):
-            unusable = misfit.is_common and label == TRAIN
+            matters = label == TRAIN or getattr(misfit, "stops_evaluation", False)
+            unusable = misfit.is_common and matters
             (problems if unusable else misfits).append(f"{label}: {misfit}")
     duplicates = find_duplicates({name: split.images for name, split in splits.items()})
     for name, split in splits.items():

@@ -179,6 +179,12 @@ def test_annotations_may_lack_what_follows_from_the_box(tmp_path):
     assert list(figures["per_class"]["box_ap"]) == ["it (1)", "it (2)"]
 
 
+def test_names_are_those_of_training(tmp_path):
+    """Which strips the spaces around and in them."""
+    file = one_image([{}], tmp_path, categories=[{"id": 1, "name": " traffic  light "}])
+    assert list(average_precision(file, found_at(BOX))["per_class"]["box_ap"]) == ["traffic light"]
+
+
 @pytest.mark.parametrize("said", [["10", "10", "20", "50"], [[10, 10], [20, 50]]], ids=str)
 def test_boxes_that_training_takes_are_evaluated(said, tmp_path):
     file = one_image([{"bbox": said, "area": 10**400}], tmp_path)

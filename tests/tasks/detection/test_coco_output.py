@@ -123,6 +123,17 @@ def test_ids_may_be_strings(run, data, tmp_path):
     assert metrics["mask_ap"] > 0
 
 
+def test_an_image_that_is_listed_twice_has_no_clear_id(run, data, tmp_path, caplog):
+    (tmp_path / "val").symlink_to(data / "val")
+    truth = json.loads((data / "val.json").read_text())
+    truth["images"].append(truth["images"][0] | {"id": 5})
+    (tmp_path / "val.json").write_text(json.dumps(truth))
+    words = ("--run", run, f"DATA.PATH={tmp_path}", f"DATA.KWARGS.extra_roots={data}")
+    found = json.loads(succeeds("predict", *words, data / "val", "--format", "coco"))
+    assert [image["id"] for image in found["images"]] == [1, 2, 3]
+    assert f"not those of {tmp_path / 'val.json'}, which lists an image twice" in caplog.text
+
+
 def test_other_images_are_a_file_of_annotations(run, data, caplog):
     """With the category ids of training; ids of images count from 1."""
     Image.open(data / "val/part 0/0.png").resize((50, 60)).save("0.png")

@@ -266,7 +266,7 @@ def test_own_layouts(tmp_path):
 
 def test_a_dataset_is_small_in_memory_and_can_be_sent(tmp_path):
     """Of 20,000 annotations no Python object stays: forked workers would copy their pages."""
-    rows = [box(n, image=1 + n % 4) for n in range(20_000)]
+    rows = [box(n, 1 + n % 4, (2, 3, 10, 10 + n / 20_000)) for n in range(20_000)]
     found = dataset(tmp_path, rows, masks=True)
     sent = pickle.dumps(found, protocol=5)
     assert len(sent) < 20_000 * 150

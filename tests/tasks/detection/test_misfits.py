@@ -98,6 +98,30 @@ def test_one_box_beyond_its_image_has_no_hint(tmp_path):
     assert "annotation 3 of 3.png" in str(found)
 
 
+def test_copies_are_reported_and_used(tmp_path):
+    annotations = annotate()
+    rows = annotations["annotations"]
+    other = rows[0] | {"category_id": 2}
+    more = [rows[3] | {"id": 99 + number} for number in range(2 * N)]
+    annotations["annotations"] = [*rows, other, *more]
+    annotations["images"] += [row | {"id": 100} for row in annotations["images"][4:5]]
+    images, copies = misfits(tmp_path, annotations)
+    assert str(images).startswith(
+        f"1 of {N + 1} images have the file name of another image, such as 4.png: list each image"
+    )
+    assert str(copies).startswith(
+        f"{2 * N} of {3 * N + 1} annotations have the image, category and box of another "
+        "annotation, such as annotation 99 of 3.png: remove"
+    )
+    assert not images.is_common
+    assert not copies.is_common
+    check = find_invalid(tmp_path / "file.json")
+    check.raise_if_unusable()
+    lines = check.list_faults(hint=False)
+    assert lines[:2] == [f"1 image: {images.reason}", f"  image 4.png: {images.reason}"]
+    assert lines[-2:] == [f"warning: {images}", f"warning: {copies}"]
+
+
 MASKS = {
     "y first": (lambda x, y, w, h: [polygon(y, x, h, w)], "outside of its box", "y, x"),
     "fractions": (

@@ -422,6 +422,21 @@ def test_an_image_without_a_file_of_labels_has_no_objects(written):
     assert found[1][1]["boxes"].shape == (0, 4)
 
 
+@pytest.mark.parametrize("numbers", [" 0.1 0.2" * 12, " 0.1 0.2 1" * 3])
+def test_labels_with_keypoints_are_boxes(numbers, written, caplog):
+    """Also if their count of numbers is that of a polygon."""
+    root = written("YOLO")
+    before = build_detection_set("folder", root, "train", masks=False)
+    (root / "data.yaml").open("a").write("\nkpt_shape: [12, 2]")
+    for file in (root / "labels/train").iterdir():
+        file.write_text("".join(line + numbers + "\n" for line in file.read_text().splitlines()))
+    found = build_detection_set("folder", root, "train", masks=False)
+    np.testing.assert_array_equal(found.boxes, before.boxes)
+    assert "data.yaml has kpt_shape: the keypoints of its labels are not used" in caplog.text
+    with pytest.raises(DataError, match="no usable segmentation"):
+        build_detection_set("folder", root, "train", masks=True)
+
+
 def test_labels_without_an_image_are_named(written, caplog):
     root = written("YOLO")
     (root / "images/train/train1.png").unlink()

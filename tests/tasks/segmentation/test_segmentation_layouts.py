@@ -189,6 +189,19 @@ def test_levels_of_4_bits_are_not_scaled(tmp_path):
     np.testing.assert_array_equal(open_folder(tmp_path).mask(0), mask)
 
 
+def test_levels_of_a_gray_gif(tmp_path):
+    """A GIF has a palette, which has only the levels that occur."""
+
+    def write(path, mask):
+        write_values(path, np.where(mask == 1, 0, mask))
+
+    masks = np.array(write_folder(tmp_path, write, suffix=".gif")["train"])
+    assert open_folder(tmp_path).classes == ["0", "2"]
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    expected = np.where(masks == 1, 0, masks)
+    np.testing.assert_array_equal(read_masks(open_folder(tmp_path)), expected)
+
+
 # ---- masks of colors
 
 
@@ -249,12 +262,13 @@ def test_values_although_there_are_colors(tmp_path):
     np.testing.assert_array_equal(read_masks(open_folder(tmp_path)), masks["train"])
 
 
+@pytest.mark.parametrize("suffix", [".png", ".gif"])
 @pytest.mark.parametrize("mode", ["L", "RGB", "1", "P"])
-def test_masks_of_black_and_white(tmp_path, mode):
+def test_masks_of_black_and_white(tmp_path, mode, suffix):
     def write(path, mask):
         save(path, Image.fromarray(np.where(mask > 0, 255, 0).astype(np.uint8)).convert(mode))
 
-    masks = write_folder(tmp_path, write)
+    masks = write_folder(tmp_path, write, suffix=suffix)
     if mode == "L":
         with pytest.raises(DataError, match=r"only the value 0 besides 255.*object 255 255 255"):
             open_folder(tmp_path)
@@ -279,6 +293,37 @@ def test_palettes_that_contradict_each_other(tmp_path):
     )
     with pytest.raises(DataError, match=message):
         open_folder(tmp_path, ignore=3)
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    with pytest.raises(DataError, match=message):
+        open_folder(tmp_path, ignore=3)
+
+
+@pytest.mark.parametrize("names", ["", "a\nb\nc\n"])
+def test_palettes_that_contradict_those_of_training(tmp_path, names):
+    """Except for unused entries, gray ramps, and masks without a palette."""
+    masks = write_folder(tmp_path, write_palette, count=4)["val"]
+    masks[1] = np.minimum(masks[1], 1)
+    palettes = [
+        COLORS[::2] + COLORS[1:2],
+        [*COLORS[:2], (9, 9, 9)],
+        [[i] * 3 for i in range(256)],
+        [],
+    ]
+    for number, (mask, palette) in enumerate(zip(masks, palettes)):
+        image = Image.fromarray(as_values(mask), "P" if palette else "L")
+        if palette:
+            image.putpalette([*np.ravel(palette), *[7] * 3 * (256 - len(palette))])
+        save(tmp_path / f"masks/val/{number}.png", image)
+    if names:
+        (tmp_path / "classes.txt").write_text(names)
+    dataset = open_folder(tmp_path, "val")
+    message = (
+        r"^masks/val/0\.png: the palettes of masks/train/0\.png and this mask do not fit: "
+        r"the color of value 1 is 200 10 10 and 10 200 90: write classes\.txt with"
+    )
+    with pytest.raises(OSError, match=message):
+        dataset.mask(0)
+    np.testing.assert_array_equal([dataset.mask(index) for index in (1, 2, 3)], masks[1:])
 
 
 def bad(tmp_path, write, **own):
@@ -355,6 +400,21 @@ def test_two_files_of_one_name(tmp_path):
     write_folder(tmp_path, write_values)
     save_image(tmp_path / "images/train/1.png")
     with pytest.raises(DataError, match=r"images/train/1\.jpg and images/train/1\.png"):
+        open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["Name\nsky\nroad\nclass\n", '"label"\n"sky"\nroad\nclass'])
+def test_header_of_a_csv_file(tmp_path, content):
+    write_folder(tmp_path, write_values)
+    (tmp_path / "classes.csv").write_text(content)
+    assert open_folder(tmp_path).classes == ["sky", "road", "class"]
+
+
+@pytest.mark.parametrize("content", [[{"id": 1, "name": "a"}, {"id": 0, "name": "b"}], [0, 255]])
+def test_json_that_lists_no_names(tmp_path, content):
+    write_folder(tmp_path, write_values)
+    (tmp_path / "classes.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"classes\.json must be a list of names, or map names to"):
         open_folder(tmp_path)
 
 
@@ -537,6 +597,10 @@ def test_polygons_of_two_images_of_one_name(tmp_path):
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations/train.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"two files of one name, b/a\.jpg and b/a\.png: rename"):
+        open_folder(tmp_path)
+    text = json.dumps(content).replace("a.jpg", "a.png")
+    (tmp_path / "annotations/train.json").write_text(text)
+    with pytest.raises(DataError, match=r"train\.json lists b/a\.png more than once: list it once"):
         open_folder(tmp_path)
 
 

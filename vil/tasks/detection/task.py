@@ -244,7 +244,8 @@ class DetectionTask(Task):
 
     def list_test_images(self) -> Iterator[Listing]:
         """Yield the images of each annotation file of DATA.TEST and DATA.VAL, for COCO's format.
-        Logs a warning if the sets cannot be opened."""
+        Logs a warning if the sets cannot be opened, and for a file that lists an image twice, which
+        is left out."""
         if self.settings is None:
             return
         for part in ("test", "val") if self.settings.val else ("val",):
@@ -257,7 +258,11 @@ class DetectionTask(Task):
                 source = to_source(dataset.annotations)
                 if source.text is None:  # not converted from another format, without ids
                     rows = read_tables(source.path)["images"]
-                    names = (os.path.normpath(row["file_name"]) for row in rows)
+                    names = [os.path.normpath(row["file_name"]) for row in rows]
+                    if len(set(names)) < len(names):
+                        text = "the image ids are not those of %s, which lists an image twice"
+                        logger.warning(text, source.path)
+                        continue
                     ids = (row.get("given_id", row["id"]) for row in rows)
                     sizes = ((row["height"], row["width"]) for row in rows)
                     images = dict(zip(names, zip(ids, sizes)))

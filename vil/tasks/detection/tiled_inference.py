@@ -10,9 +10,10 @@ border there, because the other tile shows more of the object. Non-maximum suppr
 then removes duplicates. It ranks boxes that touch no inner border first, by score, then the other
 boxes, largest first.
 
-As a result, an object that is not larger than the overlap is detected once, with a box that covers
-all of it. Several boxes may remain for a larger object, so choose an overlap as large as the
-largest objects of interest.
+As a result, an object whose sides are at least 5 pixels shorter than the overlap is detected once,
+with a box that covers all of it, because a box within TOLERANCE of a border touches it. Several
+boxes may remain for a larger object, so choose an overlap larger than the largest objects of
+interest.
 """
 
 import torch

@@ -160,10 +160,12 @@ def summarize_masks(dataset: MaskDataset) -> TargetSummary:
 @dataclass(frozen=True)
 class MaskMisfit:
     """One way in which masks do not fit their images, as text. is_common: whether so many do not
-    fit that the dataset cannot be used for training."""
+    fit that the dataset cannot be used for training. stops_evaluation: whether the same holds for
+    evaluation."""
 
     text: str
     is_common: bool = False
+    stops_evaluation: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -176,7 +178,7 @@ def find_misfits(
     size, and masks without a labeled pixel.
 
     indices (n,): images that were opened. sizes (n, 2): their width and height. max_bad_fraction:
-    share of unusable images at which training stops (DATA.MAX_BAD_FRACTION).
+    share of unusable images at which training and evaluation stop (DATA.MAX_BAD_FRACTION).
     """
     counts, total = dataset.count(), max(len(dataset), 1)
     resized = {
@@ -186,12 +188,12 @@ def find_misfits(
     }
     empty = np.flatnonzero((counts.pixels.sum(1) == 0) & (counts.sizes[:, 0] > 0)).tolist()
     kinds = [
-        ("have an unusable mask", counts.faults, max_bad_fraction),
-        ("have a mask of another size", resized, max_bad_fraction),
-        ("have no labeled pixel", dict.fromkeys(empty, ""), 0.5),
+        ("have an unusable mask", counts.faults, max_bad_fraction, True),
+        ("have a mask of another size", resized, max_bad_fraction, True),
+        ("have no labeled pixel", dict.fromkeys(empty, ""), 0.5, False),
     ]
     found = []
-    for what, rows, limit in kinds:
+    for what, rows, limit, stops_evaluation in kinds:
         names = [
             printable(dataset.sample_name(index)) + (f" ({printable(why)})" if why else "")
             for index, why in list(rows.items())[:LISTED]
@@ -199,7 +201,7 @@ def find_misfits(
         more = f"; and {len(rows) - LISTED} more" if len(rows) > LISTED else ""
         text = f"{len(rows)} of {len(dataset)} images {what}: {'; '.join(names)}{more}"
         if rows:
-            found.append(MaskMisfit(text, len(rows) > limit * total))
+            found.append(MaskMisfit(text, len(rows) > limit * total, stops_evaluation))
     return found
 
 

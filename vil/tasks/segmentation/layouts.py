@@ -9,7 +9,9 @@ import importlib
 import math
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -38,6 +40,9 @@ from vil.tasks.segmentation.mask_files import (
     GRAY,
     TWO_CLASSES,
     Legend,
+    MaskFile,
+    compare_colors,
+    find_values,
     read_legend,
     read_mask_file,
     unpack_colors,
@@ -52,6 +57,7 @@ Roots = str | Path | Sequence[str | Path]  # further folders to which symbolic l
 MASK_EXTENSIONS = (".png", ".tif", ".tiff", ".bmp", ".gif")  # not JPEG, which changes values
 MAX_CLASSES = 1024  # more values than this are no classes
 MANY_CLASSES = 50  # more values than this may be no classes
+SAMPLED = 200  # training masks whose palettes are compared, if a file names the classes
 SHOWN = 5  # files in a message
 BACKGROUND = "background"
 
@@ -136,7 +142,7 @@ class ObjectMasks(ImageFiles):
     usable segmentation: such a box is IGNORE, and behind all objects. Categories of the same name
     are classes of their own. A mask has the size of the image in the annotations.
     Paths of images must differ in more than their suffix, because a mask is saved as PNG below the
-    path of its image.
+    path of its image. An image must be listed once, because an entry would have a part of the mask.
     """
 
     def __init__(
@@ -148,7 +154,7 @@ class ObjectMasks(ImageFiles):
         roots: Roots = (),
     ):
         """Read the annotations. images: folder of the images. Raises DataError if the images have
-        objects, but none of them has a usable segmentation."""
+        objects, but none of them has a usable segmentation, and if an image is listed twice."""
         table = read_annotations(annotations, masks=True)
         segmentations, no_mask = table.segmentations, len(REASONS) - 1
         is_ignored = table.reasons == no_mask  # a usable box; other boxes do not matter
@@ -175,8 +181,14 @@ class ObjectMasks(ImageFiles):
         check_files(images, names, join_roots(root, roots))
         first: dict[str, str] = {}  # {path without suffix: name}
         for name in names:
-            if (other := first.setdefault(os.path.splitext(name)[0], name)) != name:
-                raise DataError(explain_twice(images, other, name))
+            stem = os.path.splitext(os.path.normpath(name))[0]
+            if first.setdefault(stem, name) != name:
+                raise DataError(explain_twice(images, first[stem], name))
+        if len(first) < len(names):
+            name = printable(Counter(names).most_common(1)[0][0])
+            raise DataError(
+                f"{table.path} lists {name} more than once: list it once, with all of its objects"
+            )
         categories = class_names([
             {"id": number, "name": name} for number, name in zip(table.category_ids, table.classes)
         ])  # fmt: skip
@@ -223,7 +235,8 @@ def folder(
     as it is after EXIF orientation. Splits are train, val (valid, validation) and test. Without
     folders of splits, images/ and masks/ are training images.
     classes: file below root with the classes, see `read_legend`; by default one of CLASS_FILES.
-    Without such a file, the classes are the values in the training masks.
+    Without such a file, the classes are the values in the training masks. If classes have no
+    colors, the palettes of masks must agree on the color of each value.
     Without the folder masks/, the layouts of polygons are those of detection (COCO, YOLO), see
     `ObjectMasks`. extra_roots: further folders to which symbolic links may point.
     """
@@ -243,12 +256,15 @@ def folder(
             remedy += f", or set DATA.{split.upper()}_FRACTION"
         raise DataError(f"{root} has no {split} images: {remedy}")
     pairs, notes = find_pairs(root, *splits[split], extra_roots)
+    train, _ = find_pairs(root, *splits.get("train", splits[split]), extra_roots)
+    masks = [mask for _, mask in train]
     file = classes or next((name for name in CLASS_FILES if (root / name).is_file()), None)
     if file:
         legend = read_legend(path_below(root, file, "DATA.KWARGS.classes", extra_roots), ignore)
+        if not legend.colors:
+            legend.value_colors = sample_colors(root, masks, ignore)
     else:
-        train, _ = find_pairs(root, *splits.get("train", splits[split]), extra_roots)
-        legend, more = infer_legend(root, [mask for _, mask in train], ignore)
+        legend, more = infer_legend(root, masks, ignore)
         notes += more
     return FileMasks(root, pairs, legend, notes)
 
@@ -342,6 +358,28 @@ def infer_legend(root: Path, masks: Sequence[str], ignore: int) -> tuple[Legend,
     return legend, list(notes)
 
 
+def sample_colors(root: Path, masks: Sequence[str], ignore: int) -> dict[int, tuple[int, str]]:
+    """Return {value: (color, mask)} in the palettes of at most SAMPLED evenly spaced masks, see
+    `add_colors`. masks: paths below root. Masks that cannot be read are left out."""
+    colors: dict[int, tuple[int, str]] = {}
+    for index in np.linspace(0, len(masks) - 1, min(len(masks), SAMPLED)).astype(int).tolist():
+        with suppress(UnreadableImage):
+            add_colors(colors, read_mask_file(root / masks[index]), root, masks[index], ignore)
+    return colors
+
+
+def add_colors(
+    colors: dict[int, tuple[int, str]], mask: MaskFile, root: Path, name: str, ignore: int
+) -> None:
+    """Add the colors in the palette of a mask to {value: (color, first mask with it)}, except for
+    the value `ignore`. Raises DataError if a value has another color there."""
+    found = mask.value_colors(ignore)
+    if text := compare_colors(colors, found, name):
+        raise DataError(f"{root}: {text}")
+    for value, color in found.items():
+        colors.setdefault(value, (color, name))
+
+
 @lru_cache(maxsize=4)
 def read_values(
     root: Path, masks: tuple[str, ...], stamps: tuple[tuple[int, int], ...], ignore: int
@@ -349,7 +387,7 @@ def read_values(
     """Read masks for `infer_legend`, once per process until a file changes. stamps: size and time
     of modification of each file."""
     file, found = root / CLASS_FILES[0], set()
-    colors: dict[int, tuple[int, str]] = {}  # {value: its color in a palette, and the mask}
+    colors: dict[int, tuple[int, str]] = {}
     for name in masks:
         try:
             mask = read_mask_file(root / name)
@@ -360,25 +398,13 @@ def read_values(
                 f"{root / name} has RGB colors: write {file} with a line 'name red green blue' for "
                 "each class"
             )
-        values = find_values(mask.codes)
-        found.update(values)
+        found.update(find_values(mask.codes))
         if len(found) > MAX_CLASSES or min(found) < 0:
             raise DataError(
                 f"{root / name} and the masks before it have {len(found)} values from {min(found)} "
                 f"to {max(found)}, but a value must stand for a class, at most {MAX_CLASSES}"
             )
-        known = [] if mask.palette is None else mask.palette.tolist()
-        for value in values:
-            if value == ignore or value >= len(known):
-                continue
-            color, first = colors.setdefault(value, (known[value], name))
-            if color != known[value]:
-                texts = [" ".join(map(str, unpack_colors(c))) for c in (color, known[value])]
-                raise DataError(
-                    f"the palettes of {root / first} and {name} do not fit: the color of value "
-                    f"{value} is {texts[0]} and {texts[1]}: write {file} with a line 'name red "
-                    "green blue' for each class"
-                )
+        add_colors(colors, mask, root, name, ignore)
     values = sorted(found - {ignore})
     if len(values) < 2:
         known = f"the value {values[0]}" if values else "no value"
@@ -404,14 +430,9 @@ def read_values(
         )
     numbers = {value: number for number, value in enumerate(values)}
     options = dict(source="the training masks", ignore=ignore, palette=palette)
-    return Legend(list(map(str, values)), numbers, **options), notes
-
-
-def find_values(codes: np.ndarray) -> list[int]:
-    """Return the sorted values in a mask."""
-    if codes.min() >= 0 and codes.max() < 256:  # faster
-        return np.flatnonzero(np.bincount(codes.ravel())).tolist()
-    return np.unique(codes).tolist()
+    legend = Legend(list(map(str, values)), numbers, **options)
+    legend.value_colors = colors
+    return legend, notes
 
 
 def check_folder(path: str | Path) -> Path:

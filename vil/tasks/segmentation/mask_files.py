@@ -23,6 +23,7 @@ from vil.utils.wide_pixels import KEY_SCALES, layout_of
 
 UNKNOWN = -2  # class number of a code without a class
 GRAY = 0x010101  # a gray level times GRAY is the color
+RAMP = np.arange(256) * GRAY  # a palette of all gray levels
 CLASS_FILES = ("classes.txt", "classes.csv", "classes.json")
 MAX_BYTES = 1 << 20  # of a file of classes
 IGNORED_NAME = "ignore"  # name in a file of classes, for pixels without a label
@@ -30,6 +31,7 @@ COLOR_LINE = re.compile(r"(.*?)[\s,;]+(\d+)[\s,;]+(\d+)[\s,;]+(\d+)")
 CVAT_LINE = re.compile(r"(.*?):(\d+),(\d+),(\d+):[^:]*:[^:]*")  # of CVAT's labelmap.txt
 TWO_CLASSES = "'background 0 0 0' and 'object 255 255 255'"  # lines for masks of 0 and 255
 HEADER = re.compile(r"name\W+r(ed)?\W+g(reen)?\W+b(lue)?", re.IGNORECASE)
+CSV_HEADER = ("name", "class", "label")  # first line of a CSV file without colors
 LISTED = 3  # codes without a class in a message
 Color = tuple[int, int, int]
 
@@ -38,7 +40,7 @@ class MaskFile(NamedTuple):
     """The content of a mask file.
 
     codes (H, W): values or, if is_color, colors. white: value of white in a gray mask of up to 8
-    bits. palette (n,): color of each value, None without a palette.
+    bits. palette (n,): color of each value, None without a palette or with one that is a gray ramp.
     """
 
     codes: np.ndarray
@@ -46,18 +48,29 @@ class MaskFile(NamedTuple):
     palette: np.ndarray | None = None
     is_color: bool = False
 
+    def value_colors(self, ignore: int) -> dict[int, int]:
+        """Return {value: color in the palette} of the values in the mask other than `ignore`."""
+        known = [] if self.palette is None else self.palette.tolist()
+        values = find_values(self.codes) if known else []
+        return {value: known[value] for value in values if value != ignore and value < len(known)}
+
 
 def read_mask_file(path: str | Path) -> MaskFile:
     """Read a mask file, turned upright by its own EXIF orientation, without its alpha channel.
 
-    Raises UnreadableImage if the file is no image, or an image of floats.
+    A gray image that was saved as GIF has a palette, which may lack the levels that do not occur.
+    Its values are the levels, as in other formats. Raises UnreadableImage if the file is no image,
+    or an image of floats.
     """
     with open_image(path) as image:
         scale = KEY_SCALES.get(layout_of(image), 1)  # with which Pillow multiplies 2 or 4 bits
         image.load()
         turn_upright(image)
-        mode, codes = image.mode, np.asarray(image)
-        palette = image.getpalette("RGB") if mode in ("P", "PA") else None
+        mode, codes, palette = image.mode, np.asarray(image), None
+        if mode in ("P", "PA"):
+            palette = pack_colors(np.reshape(image.getpalette("RGB"), (-1, 3)))
+        if image.format == "GIF" and palette is not None and not (palette % GRAY).any():
+            codes, palette = (palette // GRAY)[codes], np.where(np.isin(RAMP, palette), RAMP, 0)
     if mode in ("RGB", "RGBA", "RGBX"):
         return MaskFile(pack_colors(codes[..., :3]), is_color=True)
     if mode in ("LA", "PA"):
@@ -67,9 +80,38 @@ def read_mask_file(path: str | Path) -> MaskFile:
             f"the file has the mode {mode}, but masks have gray levels, a palette or RGB colors"
         )
     if palette is not None:
-        return MaskFile(codes, palette=pack_colors(np.reshape(palette, (-1, 3))))
+        used = np.trim_zeros(palette, "b")  # Pillow appends black entries
+        if len(used) < 2 or (used != RAMP[: len(used)]).any():
+            return MaskFile(codes, palette=palette)
     white = 1 if mode == "1" else 255 // scale  # levels of 16 bits are read as they are
     return MaskFile(codes.astype(np.int32) // scale, white)
+
+
+def find_values(codes: np.ndarray) -> list[int]:
+    """Return the sorted values in a mask."""
+    if codes.min() >= 0 and codes.max() < 256:  # faster
+        return np.flatnonzero(np.bincount(codes.ravel())).tolist()
+    return np.unique(codes).tolist()
+
+
+def compare_colors(
+    known: Mapping[int, tuple[int, str]], found: Mapping[int, int], name: str
+) -> str:
+    """Return the message about a palette that contradicts other palettes, "" if it does not.
+
+    known: {value: (its color in other palettes, one of their masks)}. found: {value: its color in
+    the palette of the mask `name`}.
+    """
+    for value, color in found.items():
+        other, first = known.get(value, (color, ""))
+        if color != other:
+            texts = ["{} {} {}".format(*unpack_colors(code)) for code in (other, color)]
+            return (
+                f"the palettes of {first} and {name} do not fit: the color of value {value} is "
+                f"{texts[0]} and {texts[1]}: write {CLASS_FILES[0]} with a line 'name red green "
+                "blue' for each class, or save the masks without a palette"
+            )
+    return ""
 
 
 def pack_colors(colors: np.ndarray) -> np.ndarray:
@@ -87,13 +129,14 @@ def unpack_colors(codes: Sequence[int] | np.ndarray) -> np.ndarray:
 class Legend:
     """The classes of mask files, and the codes that stand for them.
 
-    classes: names of the K classes. palette (K, 3) uint8: their colors in drawings.
+    classes: names of the K classes. palette (K, 3) uint8: their colors in drawings. value_colors:
+    {value: (color, mask)} in the palettes of training masks, if the classes have no colors.
 
     A mask of colors needs classes with colors. If there are colors, then masks with a palette are
     read by them too, because image editors renumber a palette, unless the palette is a gray ramp.
     If all colors are gray, gray masks are read by them too, such as masks of 0 and 255. All other
-    masks are read by their values. In a mask with a palette, the value `ignore` has no label,
-    unless its color is that of a class.
+    masks are read by their values, whose colors in a palette must be those in `value_colors`. In a
+    mask with a palette, the value `ignore` has no label, unless its color is that of a class.
     """
 
     def __init__(
@@ -111,6 +154,7 @@ class Legend:
         the colors, or different colors if there are none."""
         self.classes, self.source, self.ignore = list(classes), source, ignore
         self.values, self.colors = {**values, ignore: IGNORE}, dict(colors or {})
+        self.value_colors: dict[int, tuple[int, str]] = {}
         self.is_gray = bool(colors) and all(color % GRAY == 0 for color in self.colors)
         if self.is_gray:
             self.colors.setdefault(ignore * GRAY, IGNORE)
@@ -120,9 +164,12 @@ class Legend:
                 self.palette[number] = unpack_colors(color)
 
     def read(self, path: str | Path) -> np.ndarray:
-        """Read a mask (H, W) int16. Raises UnreadableImage if the file cannot be read, or has codes
-        without a class."""
-        codes, white, palette, by_color = read_mask_file(path)
+        """Read a mask (H, W) int16. Raises UnreadableImage if the file cannot be read, has codes
+        without a class, or has a palette that contradicts `value_colors`."""
+        codes, white, palette, by_color = mask = read_mask_file(path)
+        found = mask.value_colors(self.ignore) if self.value_colors else {}
+        if text := compare_colors(self.value_colors, found, "this mask"):
+            raise UnreadableImage(text)
         values, no_color = codes, "no level of 8 bits"
         if by_color and not self.colors:
             raise UnreadableImage(
@@ -130,12 +177,8 @@ class Legend:
                 "'name red green blue'"
             )
         if palette is not None and self.colors:
-            used = np.trim_zeros(palette, "b")  # Pillow appends black entries
-            is_ramp = len(used) > 1 and (used == np.arange(len(used)) * GRAY).all()
-            by_color = self.is_gray or not is_ramp
-            if by_color:
-                codes = np.pad(palette, (0, 256 - len(palette)), constant_values=-1)[values]
-                no_color = "a value without a color in the palette"
+            codes = np.pad(palette, (0, 256 - len(palette)), constant_values=-1)[values]
+            by_color, no_color = True, "a value without a color in the palette"
         elif self.is_gray and not by_color:
             levels = codes * (255 // white)
             codes, by_color = np.where((levels >= 0) & (levels < 256), levels * GRAY, -1), True
@@ -184,7 +227,7 @@ def read_legend(file: Path, ignore: int) -> Legend:
     "name:red,green,blue::" as in CVAT's labelmap.txt. JSON is a list of names, or {name: [red,
     green, blue]}. The value of a class in masks of values is its place, from 0. Entries with the
     name `ignore` are no classes, but pixels without a label. Empty lines, lines that begin with #,
-    and the line "name,r,g,b" are skipped.
+    the line "name,r,g,b", and a first line of CSV_HEADER in a CSV file are skipped.
 
     ignore: value of pixels without a label, also if it is the place of a class. Raises DataError
     for an invalid file, for a single class, and for a class without a color whose place is an
@@ -225,8 +268,10 @@ def read_legend(file: Path, ignore: int) -> Legend:
 def parse_lines(file: Path) -> list[tuple[str, Color | None]]:
     """Parse the lines of a file of classes. Returns [(name, color or None)]."""
     entries: list[tuple[str, Color | None]] = []
+    is_csv = file.suffix.lower() == ".csv"
     for number, line in enumerate(map(str.strip, read_lines(file, MAX_BYTES)), 1):
-        if not line or line.startswith("#") or HEADER.fullmatch(line):
+        is_header = is_csv and number == 1 and line.strip("\"'").lower() in CSV_HEADER
+        if not line or line.startswith("#") or is_header or HEADER.fullmatch(line):
             continue
         found = COLOR_LINE.fullmatch(line) or CVAT_LINE.fullmatch(line)
         name = found[1] if found else line
@@ -241,8 +286,8 @@ def parse_json(file: Path) -> list[tuple[str, Color | None]]:
         content = json.loads("\n".join(read_lines(file, MAX_BYTES)))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not valid JSON: {error}") from error
-    if isinstance(content, list):
-        return [check_entry(str(name), None, file) for name in content]
+    if isinstance(content, list) and all(isinstance(name, str) for name in content):
+        return [check_entry(name, None, file) for name in content]
     if not isinstance(content, dict):
         raise DataError(f"{file} must be a list of names, or map names to [red, green, blue]")
     return [check_entry(name, color, file) for name, color in content.items()]

@@ -168,7 +168,7 @@ def read_annotations(
         annotation_ids=[row.get("id") for row in rows],
         names=np.array([os.fsencode(row["file_name"]) for row in images]),
         category_ids=[category["id"] for category in categories],
-        classes=[" ".join(category["name"].split()) for category in categories],
+        classes=[category["name"] for category in categories],
         areas=parse_areas([row.get("area") for row in rows], columns["boxes"]),
         crowd=np.array([row.get("iscrowd") == 1 for row in rows], bool),
         reasons=reasons,
@@ -186,8 +186,8 @@ def read_tables(
     """Return the content of annotations: {"images": [...], "annotations": [...], ...}.
 
     annotations: a JSON file, or an `AnnotationSource`. Image ids that are strings are replaced, see
-    `number_images`. Raises DataError if the file cannot be read, or if a list or field in REQUIRED
-    is missing or invalid.
+    `number_images`, and names of categories lose extra spaces. Raises DataError if the file cannot
+    be read, or if a list or field in REQUIRED is missing or invalid.
     """
     source = to_source(annotations)
     path = source.path
@@ -211,6 +211,8 @@ def read_tables(
             if fault := find_fault(row, fields):
                 raise DataError(f"{path}: {key}[{i}] {fault}; {FORMAT}")
     number_images(content)
+    for category in content["categories"]:
+        category["name"] = " ".join(category["name"].split())
     if source.by_name:
         content["images"].sort(key=lambda row: row["file_name"])
     if source.image_ids is not None:

@@ -122,6 +122,10 @@ def find_invalid(
     faults = [fault for fault in table.dropped if masks or fault.reason != NO_MASK]
     misfits = find_misfits(table)
     for misfit in misfits:
+        if misfit.about == "images":
+            names = map(os.fsdecode, table.names[misfit.rows].tolist())
+            faults += [Fault("image", name, misfit.reason) for name in names]
+            continue
         rows = misfit.rows[table.reasons[misfit.rows] == 0].tolist()
         faults += [Fault(*table.describe(row), misfit.reason) for row in rows]
     if images:

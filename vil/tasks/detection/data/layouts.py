@@ -132,7 +132,8 @@ def read_coco(root: Path, location: Files, roots: Roots) -> Files:
 
 
 def find_yolo(root: Path, roots: Roots) -> dict[str, tuple]:
-    """Return {split: (names of the classes, data.yaml, paths of folders or lists of images)}."""
+    """Return {split: (names of the classes, data.yaml, whether the labels have keypoints, paths of
+    folders or lists of images)}."""
     files = [root / "data.yaml"]
     if not files[0].is_file():
         files = sorted([*root.glob("*.yaml"), *root.glob("*.yml")])
@@ -157,7 +158,8 @@ def find_yolo(root: Path, roots: Roots) -> dict[str, tuple]:
                 f"{root}: correct this path"
             )
         if any(paths):
-            splits[split] = names, file, [path for path in paths if path]
+            has_keypoints = "kpt_shape" in content
+            splits[split] = names, file, has_keypoints, [path for path in paths if path]
     return splits
 
 
@@ -203,7 +205,7 @@ def resolve(root: Path, folders: Sequence[Path], entry: str) -> Path | None:
 
 
 def read_yolo(root: Path, location: tuple, roots: Roots) -> Files:
-    classes, yaml_file, paths = location
+    classes, yaml_file, has_keypoints, paths = location
     names = []
     for path in paths:
         check_inside(root, path, yaml_file, roots)
@@ -219,9 +221,13 @@ def read_yolo(root: Path, location: tuple, roots: Roots) -> Files:
         for number, line in enumerate(lines, 1):
             if size and line.strip():
                 where = f"{file}, line {number}"
-                label, points = parse_label(line, len(classes), where)
+                label, points = parse_label(line, len(classes), where, boxes_only=has_keypoints)
                 row = yolo_row(points, size)
                 converted.add_row(label, id=f"{label_path(name)}, line {number}", **row)
+    if has_keypoints:
+        converted.notes.append(
+            f"{yaml_file} has kpt_shape: the keypoints of its labels are not used"
+        )
     if not num_labeled:
         images = plural(len(names), "image")
         raise DataError(
@@ -279,11 +285,14 @@ def label_path(name: str) -> str:
     return str(Path(*folders, f"{path.stem}.txt"))
 
 
-def parse_label(line: str, num_classes: int, where: str) -> tuple[int, np.ndarray]:
+def parse_label(
+    line: str, num_classes: int, where: str, *, boxes_only: bool = False
+) -> tuple[int, np.ndarray]:
     """Parse a line of labels. Returns (number of the class, points (n, 2) in fractions), where two
-    points are the center and the size of a box, and more are a polygon."""
+    points are the center and the size of a box, and more are a polygon. boxes_only: ignore what
+    follows a box, such as keypoints."""
     try:
-        number, *values = map(float, line.split())
+        number, *values = map(float, line.split()[: 5 if boxes_only else None])
     except ValueError:
         raise DataError(
             f"{where}: {printable(line.strip())!r:.60} is no label; {YOLO_LINE}"

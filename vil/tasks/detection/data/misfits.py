@@ -2,13 +2,15 @@
 
 Training, `--dry-run`, `vil data check` and `vil detect check` report the misfits that are found
 here. A few misfits are reported. If more than MAX_SHARE of a training set do not fit, it cannot be
-used for training, because its coordinates probably mean something else.
+used for training, because its coordinates probably mean something else. Copies of annotations and
+images that are listed twice are only reported.
 
 Shapes: N images, M annotations.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +30,8 @@ BOX_FRACTIONS = "a box within 0..1, but boxes are in pixels, not in fractions of
 RLE_SIZE = "an RLE of another size than the image"
 MASK_OUTSIDE = "a mask that lies mostly outside of its box"
 IMAGE_SIZE = "another size than the file says"
+SAME_FILE = "the file name of another image"
+COPY = "the image, category and box of another annotation"
 
 # {what the four numbers of a box may be instead of x y width height: columns -> x1 y1 x2 y2}
 BOX_READINGS: dict[str, Callable[[Array, Array, Array, Array], tuple[Array, ...]]] = {
@@ -44,7 +48,8 @@ class Misfit:
 
     reason: what the annotations or images have. rows: their indices. total: number of annotations
     or images that were checked. example: one of them. hint: what the cause may be. about: noun for
-    what is counted. of_masks: whether it matters only to detectors with masks.
+    what is counted. of_masks: whether it matters only to detectors with masks. limit: share above
+    which the set cannot be used for training.
     """
 
     reason: str
@@ -54,11 +59,12 @@ class Misfit:
     hint: str = ""
     about: str = "annotations"
     of_masks: bool = False
+    limit: float = MAX_SHARE
 
     @property
     def is_common(self) -> bool:
         """Whether so many do not fit that the set cannot be used for training."""
-        return len(self.rows) > MAX_SHARE * self.total
+        return len(self.rows) > self.limit * self.total
 
     def __str__(self) -> str:
         hint = f": {self.hint}" if self.hint else ""
@@ -71,7 +77,7 @@ def find_misfits(table: Annotations) -> list[Misfit]:
 
     Segmentations are checked only if the table was read with masks.
     """
-    found = check_boxes(table)
+    found = [*check_boxes(table), *check_copies(table)]
     if table.segmentations is not None:
         found += [*check_forms(table), *check_masks(table)]
     return [misfit for misfit in found if len(misfit.rows)]
@@ -115,6 +121,25 @@ def is_inside(boxes: Array, limits: Array) -> Array:
     first, last = boxes[:, :2], boxes[:, 2:]
     inside = (first >= -SLACK) & (last <= limits + SLACK) & (last > first)
     return inside.all(axis=1)
+
+
+def check_copies(table: Annotations) -> list[Misfit]:
+    """Find the images that are listed more than once, and the copies of annotations."""
+    _, first = np.unique(table.names, return_index=True)
+    images = np.setdiff1d(np.arange(len(table.names)), first)
+    name = os.fsdecode(table.names[images[0]]) if len(images) else ""
+    hint = "list each image once, with all of its annotations"
+    with np.errstate(invalid="ignore"):
+        has_area = (table.boxes[:, 2:] > table.boxes[:, :2]).all(axis=1)
+    rows = np.flatnonzero(has_area & (table.images >= 0) & (table.labels > 0))
+    keys = np.column_stack([table.images[rows], table.labels[rows], table.boxes[rows]])
+    order = np.lexsort(keys.T)  # stable, and three times as fast as np.unique for COCO's file
+    is_copy = (keys[order][1:] == keys[order][:-1]).all(axis=1)
+    copies = np.sort(rows[order[1:][is_copy]])
+    return [
+        Misfit(SAME_FILE, images, len(table.names), name, hint, about="images", limit=1),
+        replace(misfit_of(table, COPY, copies, len(rows), "remove the copies"), limit=1),
+    ]
 
 
 def check_forms(table: Annotations) -> list[Misfit]:
