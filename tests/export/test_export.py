@@ -172,6 +172,12 @@ def test_fixed_sizes_are_fixed(tmp_path):
         file(torch.randn(4, 1, 24, 30))
 
 
+def test_an_empty_batch_has_empty_outputs(tmp_path):
+    model = MsViT(parse_arch("l1,h1,d8,n1,p4,s0,a1"), img_size=24, num_classes=3)
+    export_model(model, tmp_path / "m.pt2", size=(24, 24))
+    assert load_exported(tmp_path / "m.pt2")(torch.zeros(0, 3, 24, 32)).shape == (0, 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FILES)
 @pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
