@@ -14,7 +14,7 @@ from vil.export import export_model, load_exported, quantize_linears
 from vil.export.onnx import FIRST_OPSET
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
-from vil.utils.errors import ExportError
+from vil.utils.errors import CheckpointError, ExportError
 
 ROOT = Path(__file__).parents[2]
 MODELS = {  # every attention, and both kinds of position: ARCH, attention
@@ -258,6 +258,12 @@ def test_bad_settings_raise(file, settings, error, message, absolute, tmp_path):
     with pytest.raises(error, match=message):
         export_model(absolute, tmp_path / file, **({"size": (64, 64)} | settings))
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", FILES.values())
+def test_a_missing_file_is_named(name, tmp_path):
+    with pytest.raises(CheckpointError, match=rf"^no exported file at .*{name}: check the path$"):
+        load_exported(tmp_path / name)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
