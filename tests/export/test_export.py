@@ -14,7 +14,7 @@ from vil.export import export_model, load_exported, quantize_linears
 from vil.export.onnx import FIRST_OPSET
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
-from vil.utils.errors import ExportError
+from vil.utils.errors import CheckpointError, ExportError
 
 ROOT = Path(__file__).parents[2]
 MODELS = {  # every attention, and both kinds of position: ARCH, attention
@@ -172,6 +172,12 @@ def test_fixed_sizes_are_fixed(tmp_path):
         file(torch.randn(4, 1, 24, 30))
 
 
+def test_an_empty_batch_has_empty_outputs(tmp_path):
+    model = MsViT(parse_arch("l1,h1,d8,n1,p4,s0,a1"), img_size=24, num_classes=3)
+    export_model(model, tmp_path / "m.pt2", size=(24, 24))
+    assert load_exported(tmp_path / "m.pt2")(torch.zeros(0, 3, 24, 32)).shape == (0, 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FILES)
 @pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
@@ -252,6 +258,12 @@ def test_bad_settings_raise(file, settings, error, message, absolute, tmp_path):
     with pytest.raises(error, match=message):
         export_model(absolute, tmp_path / file, **({"size": (64, 64)} | settings))
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", FILES.values())
+def test_a_missing_file_is_named(name, tmp_path):
+    with pytest.raises(CheckpointError, match=rf"^no exported file at .*{name}: check the path$"):
+        load_exported(tmp_path / name)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])

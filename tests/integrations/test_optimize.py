@@ -187,6 +187,14 @@ def test_with_torch_compile(name, dtype):
     assert (compiled - plain).norm() <= bound * plain.norm()
 
 
+def test_inside_torch_compile_it_runs_uncompiled():
+    model, images = SMALL["vil"]().eval(), torch.randn(2, 3, 32, 32)
+    fast = vil.optimize_for_inference(model)
+    torch.testing.assert_close(torch.compile(fast)(images), fast(images))
+    features = torch.compile(lambda x: fast.call(fast.model.forward_features, x))(images)
+    torch.testing.assert_close(features, fast.call(fast.model.forward_features, images))
+
+
 # --- blocks of vil's models
 
 

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from vil.layers.pos_embed import AbsoluteEmbedding, dense_bias, resize_line, resize_table
+from vil.layers.pos_embed import (
+    AbsoluteEmbedding,
+    dense_bias,
+    resize_line,
+    resize_table,
+    resize_tables,
+)
 
 pytestmark = pytest.mark.smoke
 
@@ -17,6 +23,16 @@ def test_resizing_a_table_is_the_reference():
     table = resize_table(torch.arange(9.0)[:, None], (3, 3), (5, 5)).view(5, 5)
     assert table[0].tolist() == pytest.approx([0.0, 0.4, 1.0, 1.6, 2.0])
     assert table[1].tolist() == pytest.approx([1.2, 1.6, 2.2, 2.8, 3.2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_tables_of_images_are_resized_as_one_table_is(dtype):
+    table, sizes = torch.randn(7 * 5, 2, dtype=dtype), [(3, 7), (6, 1), (11, 9)]
+    found = resize_tables(table, (7, 5), (11, 9), torch.tensor(sizes)).unflatten(1, (11, 9))
+    for resized, (rows, cols) in zip(found, sizes):
+        expected = resize_table(table, (7, 5), (rows, cols)).unflatten(0, (rows, cols))
+        error = (resized[:rows, :cols] - expected).abs().max()
+        assert error <= 16 * torch.finfo(dtype).eps * table.abs().max()
 
 
 def test_the_dense_bias_is_by_query_minus_key():

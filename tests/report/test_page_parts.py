@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from vil.report.compare import ComparedMetric, ComparedRun, render_comparison
 from vil.report.curves import plot_curves
 from vil.report.page import Page, render
 from vil.report.run_record import RunRecord, metrics
@@ -78,6 +79,51 @@ def test_the_metric_of_every_task_is_a_curve_with_a_named_axis(size, tmp_path):
     labels = re.findall(r'<text x="(.*?)" y=".*?" dy=".*?" text-anchor="end">(.*?)<', drawn)
     assert len({label for _, label in labels}) == len(labels) >= 2
     assert all(float(x) - 7 * len(label) > 0 for x, label in labels)  # not cut off on the left
+
+
+def logged_run(folder, evaluations):
+    logged = [
+        {"split": split, "step": step, "epoch": step} | ({} if value is None else {"top1": value})
+        for step, (split, value) in enumerate(evaluations, start=1)
+    ]
+    return RunRecord(folder, {}, [], [], logged)
+
+
+def cards_of(record):
+    text = render(Page("run", record, [], "none", 2.0, "now", "top1", label="top-1", unit="%"))
+    return re.findall("<dt>(.*?)</dt><dd>(.*?)</dd><dd class=.*?>(.*?)</dd>", text)
+
+
+def compared_cells(records):
+    """The cells of the metric of each run in a comparison, with their mark of the best."""
+    metric = ComparedMetric("top1", "top-1", "%")
+    runs = [ComparedRun(f"run {n}", each, {}, "none", 2.0) for n, each in enumerate(records)]
+    text = render_comparison(runs, metric, [metric], made="now")
+    rows = re.findall(r"<tr>\n<th scope=\"row\">.*?</tr>", text, flags=re.DOTALL)[: len(runs)]
+    return [re.findall("<td.*?>(.*?)</td>", row)[2:-4] for row in rows]
+
+
+def test_the_last_evaluation_is_shown_even_if_it_is_nan(tmp_path):
+    good, bad = (
+        logged_run(tmp_path, [("val/a", value), ("val/a", last)])
+        for value, last in ((60.0, 50.0), (90.0, None))  # NaN is not read from the log
+    )
+    assert cards_of(bad) == [
+        ("Best top-1 in training", "90.00%", "epoch 1"),
+        ("Last top-1 in training", "-", "epoch 2"),
+    ]
+    assert compared_cells([good, bad]) == [["60.00", "1", "★ 50.00"], ["★ 90.00", "1", "-"]]
+
+
+def test_the_test_is_of_the_first_set(tmp_path):
+    evaluations = [("val/a", 60.0), ("val/b", 70.0), ("test/c", 50.0), ("test/d", 10.0)]
+    one, two = (logged_run(tmp_path, evaluations[:n]) for n in (3, 4))
+    assert cards_of(one)[2][1:] == ("50.00%", "on images not used to select the checkpoint")
+    assert cards_of(two)[1:] == [
+        ("Last top-1 in training", "60.00%", "epoch 1, on a"),
+        ("Test top-1", "50.00%", "on images of c not used to select the checkpoint"),
+    ]
+    assert [cells[3] for cells in compared_cells([two, two])] == ["★ 50.00"] * 2
 
 
 def test_dollar_signs_in_names_are_no_formulas(tmp_path):

@@ -305,6 +305,24 @@ def test_the_table_has_the_mean_and_spread_of_the_finished_runs():
     assert rows[2]["reason"] == "a|b\n<c>"
 
 
+def test_the_last_evaluation_counts_even_if_it_is_nan():
+    runs = remember("SEED=[0, 1]")
+    for run, last in zip(runs, (None, 60.0)):  # the log has null for NaN
+        run.folder.mkdir()
+        (run.folder / "status.json").write_text('{"state": "finished", "code": 0}')
+        logged = [("val/a", 70.0), ("val/a", last), ("test/a", 50.0), ("test/b", 10.0)]
+        points = [
+            {"split": split, "step": step, "epoch": step, "top1": value}
+            for step, (split, value) in enumerate(logged)
+        ]
+        (run.folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, points)))
+    result = sweep(output_dir="s", train=False)
+    found = [(row.metric, row.best, row.test) for row in result.runs]
+    assert found == [(None, 70.0, 50.0), (60.0, 70.0, 50.0)]  # test: on the first set
+    (group,) = result.rows
+    assert (group.metric, group.tests, group.finished, group.runs) == (60.0, [50.0], 1, 2)
+
+
 # ---------------------------------------------------------------------------- in real processes
 
 # two variants with two seeds

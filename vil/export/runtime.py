@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vil.utils.errors import CheckpointError
+
 METADATA = "metadata.json"  # entry of a torch.export program that stores vil's metadata
 PACKAGE = "/data/aotinductor/"  # part of the names of the entries of an AOTInductor package
 
@@ -32,6 +34,8 @@ class ExportedModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map float32 images (B, channels, H, W) on the CPU to logits (B, classes)."""
+        if not len(images):  # programs of torch.export need an image
+            return self(images.new_zeros(1, *images.shape[1:]))[:0]
         return self.run(images.detach().contiguous())
 
 
@@ -39,9 +43,12 @@ def load_exported(path: str | Path, format: str | None = None) -> ExportedModel:
     """Load a file written by `export_model` as a module that maps images to logits.
 
     format: "onnx", "torch" or "aoti", by default detected from the file's name and content. ONNX
-    files run in onnxruntime on the CPU, with torch's number of threads.
+    files run in onnxruntime on the CPU, with torch's number of threads. Raises CheckpointError if
+    there is no such file.
     """
     path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"no exported file at {path}: check the path")
     if format is None:
         format = "onnx" if path.suffix == ".onnx" else "aoti" if _is_package(path) else "torch"
     return {"onnx": _load_onnx, "torch": _load_program, "aoti": _load_package}[format](path)

@@ -39,6 +39,7 @@ class OptimizedModel(nn.Module):
         outputs to float32."""
         return self.call(self.model, *args, **kwargs)
 
+    @torch.compiler.disable  # it cannot trace the tensors that inference_mode makes
     def call(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Call a function that runs `model`, such as `model.forward_features`, without autograd.
 

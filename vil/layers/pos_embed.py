@@ -80,6 +80,7 @@ def resize_tables(
     columns, N), with each resized table at the top left or, if `centered`, in the center. The other
     entries are undefined. Does not synchronize with the device.
     """
+    sizes = sizes.to(torch.promote_types(table.dtype, torch.float32))  # half is too coarse
     rows, cols = (interp_matrix(sizes[:, i], old[i], new[i], centered).to(table) for i in (0, 1))
     tables = torch.einsum("bxr,rcn,byc->bxyn", rows, table.unflatten(0, old), cols)
     return tables.flatten(1, 2)
@@ -89,7 +90,7 @@ def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor
     """Return matrices (B, new, old). Matrix i interpolates `old` points to lengths[i] points.
 
     The interpolation is linear. Only lengths[i] rows of matrix i are defined: the first rows or, if
-    `centered`, the middle rows. lengths (B,): at most `new` each.
+    `centered`, the middle rows. lengths (B,): at most `new` each, in the dtype of the matrices.
     """
     lengths = lengths[:, None]
     index = torch.arange(new, device=lengths.device)

@@ -92,25 +92,22 @@ def render_comparison(
 
 def _results_table(runs: Sequence[ComparedRun], metric: ComparedMetric) -> RunTable:
     """Return the table with the state, the metric, the duration and the cost of each run. The
-    metric is that on the run's first evaluated set."""
+    metric is that on the run's first evaluated set and, in the final test, first test set."""
     better = max if metric.higher_is_better else min
-    logged = [
-        [p for p in next(iter(run.record.evaluations().values()), []) if metric.name in p]
-        for run in runs
-    ]
-    best = [better(points, key=lambda p: p[metric.name], default={}) for points in logged]
+    logged, tests = (
+        [next(iter(run.record.evaluations(split).values()), [{}]) for run in runs]
+        for split in ("val", "test")
+    )
+    known = [[p for p in points if metric.name in p] for points in logged]
+    best = [better(points, key=lambda p: p[metric.name], default={}) for points in known]
     steps = [[p for p in run.record.points if p["split"] == "train"] for run in runs]
     last_step = [points[-1] if points else {} for points in steps]
-    tests = [
-        [p for p in run.record.points if p["split"].startswith("test/") and metric.name in p]
-        for run in runs
-    ]
 
     title = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
     measured = {
         f"best {title}": best,
-        f"last {title}": [points[-1] if points else {} for points in logged],
-        f"test {title}": [points[-1] if points else {} for points in tests],
+        f"last {title}": [points[-1] for points in logged],
+        f"test {title}": [points[-1] for points in tests],
     }
     values = {name: [p.get(metric.name) for p in points] for name, points in measured.items()}
     cells = {name: _metric_cells(each, metric) for name, each in values.items()}
@@ -129,7 +126,7 @@ def _results_table(runs: Sequence[ComparedRun], metric: ComparedMetric) -> RunTa
         "parameters": _cells([_cost(run, "parameters") for run in runs], "{:,}".format),
         "multiply-accumulates": _cells([_cost(run, "macs") for run in runs], short),
     }
-    if not any(tests):
+    if not any(points[-1] for points in tests):
         del columns[f"test {title}"]
     means = [_mean(values[name], metric) if name in values else "" for name in columns]
     return RunTable("Results", list(columns), list(zip(*columns.values())), means)

@@ -93,20 +93,30 @@ def _logged_cards(page: Page) -> list[Card]:
     """Return the cards with values of the page's metric, as (title, value, remark).
 
     A card is a number at the top of the page. Two cards show the best and the last value in
-    training, on the first evaluated set. If a final test is logged, a third card shows its value.
-    Returns [] if no value in training is logged.
+    training, on the first evaluated set. If a final test is logged, a third card shows its value
+    on the first test set. The remarks name the set if there are several. Returns [] if no value in
+    training is logged.
     """
     key, label, form = page.metric, page.label or page.metric, digits_for(page.unit)
-    points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]
-    if not points:
+    sets, tests = page.record.evaluations(), page.record.evaluations("test")
+    points = next(iter(sets.values()), [])
+    known = [p for p in points if key in p]
+    if not known:
         return []
-    best = (max if page.higher_is_better else min)(points, key=lambda p: p[key])
-    tests = [p for p in page.record.points if p["split"].startswith("test/") and key in p][-1:]
-    unused = "on images not used to select the checkpoint"
-    return [
-        (f"{which} {label} in training", f"{p[key]:{form}}{page.unit}", f"epoch {p['epoch']:g}")
+    best = (max if page.higher_is_better else min)(known, key=lambda p: p[key])
+    on_set = f", on {next(iter(sets))}" if len(sets) > 1 else ""
+    logged = [
+        (f"{which} {label} in training", p, f"epoch {p['epoch']:g}{on_set}")
         for which, p in (("Best", best), ("Last", points[-1]))
-    ] + [(f"Test {label}", f"{p[key]:{form}}{page.unit}", unused) for p in tests]
+    ]
+    for name, (*_, last) in list(tests.items())[:1]:
+        of_set = f" of {name}" if len(tests) > 1 else ""
+        remark = f"on images{of_set} not used to select the checkpoint"
+        logged.append((f"Test {label}", last, remark))
+    return [
+        (title, f"{p[key]:{form}}{page.unit}" if key in p else "-", remark)
+        for title, p, remark in logged
+    ]
 
 
 def _progress_cards(page: Page) -> list[Card]:

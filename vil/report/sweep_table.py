@@ -25,7 +25,7 @@ REASON = 120  # characters of a reason in the text; runs.csv has all
 
 
 class RunRow(NamedTuple):
-    """Results of one run of a sweep. Numbers are None if they are not logged yet."""
+    """Results of one run of a sweep. Numbers are None if they are NaN or not logged yet."""
 
     name: str
     group: str
@@ -45,7 +45,8 @@ class RunRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """Means over the finished runs of a group. Numbers are None if they are unknown."""
+    """Means over the finished runs of a group, without those whose metric is NaN. Numbers are None
+    if they are unknown."""
 
     name: str
     settings: Mapping[str, Any]
@@ -55,7 +56,7 @@ class GroupRow(NamedTuple):
     test: float | None
     test_spread: float | None
     tests: list[float]  # metric in the final test of each finished run that has one
-    finished: int  # number of finished runs, those in the means
+    finished: int  # number of runs in the means
     runs: int  # number of all runs
     images_per_second: float | None
     memory_mib: float | None

@@ -542,9 +542,9 @@ def read_rows(runs: Sequence[SweepRun], metric: Metric) -> list[RunRow]:
             elif reason:  # without a status, the run ended before its first step
                 state = "failed"
         results, tests = (
-            [point[metric.name] for point in points if metric.name in point]
-            for points in (next(iter(record.evaluations(s).values()), []) for s in ("val", "test"))
+            next(iter(record.evaluations(split).values()), [{}]) for split in ("val", "test")
         )
+        known = [point[metric.name] for point in results if metric.name in point]
         steps = [point for point in record.points if point["split"] == "train"]
         speeds = [point["img/s"] for point in steps if "img/s" in point]
         values = leaves(run.cfg)
@@ -559,9 +559,9 @@ def read_rows(runs: Sequence[SweepRun], metric: Metric) -> list[RunRow]:
                 step=record.status.get("step", 0),
                 code=code,
                 reason="" if state == "finished" else " ".join(reason.split())[:500],
-                metric=results[-1] if results else None,
-                best=(max if metric.higher_is_better else min)(results, default=None),
-                test=tests[-1] if tests else None,
+                metric=results[-1].get(metric.name),
+                best=(max if metric.higher_is_better else min)(known, default=None),
+                test=tests[-1].get(metric.name),
                 images_per_second=statistics.median(speeds) if speeds else None,
                 memory_mib=max((point["mem"] for point in steps if "mem" in point), default=None),
                 seconds=record.training_seconds() if steps else None,
