@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPEATS = 3  # augmented copies of an image in repeated augmentation, as in DeiT
+# {type of the targets: by what a set is divided, in a message}
+DIVIDED_BY = {"class": "class", "labels": "label", "numbers": "range of a number"}
 FILES_PER_WORKER = 15  # for its process, its queue, and the tensors of two prefetched batches
 FILES_PER_IDLE_WORKER = 5  # for its process and its queue
 
@@ -261,7 +263,8 @@ class DataSettings:
             parts = divide(dataset, rest, groups, fractions, self.split_seed, what)
             if not self.is_counting:
                 share = float(np.mean(parts == selected))
-                _warn_share(share, fractions[selected], groups[rest], what)
+                by = DIVIDED_BY[dataset.target_type]
+                _warn_share(share, fractions[selected], groups[rest], what, by)
             indices[split], rest = rest[parts == selected], rest[parts != selected]
         indices["train"] = rest
         counts = ", ".join(f"{len(indices[split])} {split}" for split in splits)
@@ -270,14 +273,16 @@ class DataSettings:
         return indices
 
 
-def _warn_share(share: float, wanted: float, groups: np.ndarray, what: str) -> None:
+def _warn_share(
+    share: float, wanted: float, groups: np.ndarray, what: str, divided_by: str
+) -> None:
     """Log a warning if the held-out share of the images differs from the wanted one by more than 5
     percentage points and more than one image. groups (N,): group of each image. what: text with
-    which the message begins."""
+    which the message begins. divided_by: a value of DIVIDED_BY."""
     if abs(share - wanted) <= max(0.05, 1 / len(groups)):
         return
     largest = np.unique(groups, return_counts=True)[1].max()
-    why = "each class needs an image in each part"
+    why = f"each {divided_by} needs an image in each part"
     if largest > 1:
         why = f"groups of up to {largest} images are not divided (DATA.GROUP_BY)"
     text = "%s: %.0f %% of the images are held out instead of %.0f %%, because %s"
