@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 import vil as package
 from tests.common.small_runs import FAKE, TINY, succeeds, vil
+from tests.common.small_tasks import SMALL_TASKS
+from vil.config import get_config
 from vil.engine.checkpoint.save_load import AVERAGE
 from vil.models.arch import format_arch
 from vil.pretrained.catalog import image_transform
@@ -171,3 +174,27 @@ def test_what_cannot_be(words, code, pattern):
     assert re.search(pattern, ended.err), ended.err
     assert ended.err.count("\n") <= 5 + 12  # of keys at most twelve lines; the rest is counted
     assert not Path("out.safetensors").exists()
+
+
+def test_a_regression_keeps_the_scale_of_its_numbers(tmp_path):
+    """In the order of the head, and also with a config that does not have it."""
+    words = [*SMALL_TASKS["regression"], "OPTIM.EPOCHS=1"]
+    succeeds("train", *words, "--output_dir", "run")
+    mean = get_config("run/config.yaml").REGRESSION.MEAN
+    Path("rows.txt").write_text("3 2 1 0")
+    succeeds("convert", "run", "rows.safetensors", "FINETUNE.HEAD=rows:rows.txt")
+    best = next(Path("run/checkpoints").glob("step-*"))
+    Path("own.yaml").write_text(yaml.safe_dump({"TASK": "regression"}))
+    succeeds("convert", best / "model.safetensors", "own.safetensors", *words)
+    for file, expected in (("rows", mean[::-1]), ("own", mean)):
+        settings = read_metadata(f"{file}.safetensors")["task"]["settings"]
+        assert settings["REGRESSION.MEAN"] == pytest.approx(expected)
+
+
+def test_published_weights_bring_their_transform(tmp_path):
+    model = package.get_model("vil_tiny")
+    torch.save(model.state_dict(), "tiny.pth")
+    succeeds("convert", "tiny.pth", "t.safetensors", "--model", "ViL_Tiny_Weights.IMAGENET1K_V1")
+    card = read_metadata("t.safetensors")
+    assert card["transform"]["interpolation"] == "bicubic"
+    assert len(card["classes"]) == 1000

@@ -21,7 +21,7 @@ UNUSED = [  # (words, reason, words that are unused)
     (("AUG.TIMM_AUG.RE_PROB=0", "AUG.TIMM_AUG.AUTO_AUGMENT=rand"), f"{TIMM} is False", 2),
     ((*COLORS, f"{FINETUNE}=True", f"{TIMM}=True"), f"{TIMM} is True", 4),
     (("FINETUNE.USE_TRAIN_AUG=True",), f"{FINETUNE} is False", 1),
-    (("AUG.MIXUP=0.8", "AUG.MIXCUT=1"), "AUG.MIXUP_PROB is 0", 2),
+    (("AUG.MIXUP=0.8", "AUG.MIXCUT=1", "AUG.MIXUP_MODE=elem"), "AUG.MIXUP_PROB is 0", 3),
     ((*WARMUP, "SOLVER.WARMUP_METHOD=constant"), "SOLVER.LR_POLICY is empty", 3),
     (("MULTILABEL.LOSS=asymmetric", "REGRESSION.MEAN=[1]"), "TASK is classification", 2),
 ]

@@ -69,6 +69,10 @@ def test_mlflow_has_the_metrics_of_a_resumed_run_as_one_run(tmp_path, monkeypatc
     train(folder, "mlflow", max_steps=5)
     train(folder, "mlflow", resume=True)
     (number,) = json.loads((folder / "trackers.json").read_text()).values()
+    tracker = trackers.MLflow(folder, 0, {}, number)
+    for split in ("val/pets/", "val/./a.csv", "val/../b.csv", "val//c.csv"):
+        tracker.log(1, split, {"loss": 2.0})
+    tracker.close()
     client = mlflow.MlflowClient()
     history = client.get_metric_history(number, "train/loss")
     assert {point.step: point.value for point in history} == pytest.approx(losses(folder))
@@ -76,6 +80,8 @@ def test_mlflow_has_the_metrics_of_a_resumed_run_as_one_run(tmp_path, monkeypatc
     assert run.info.status == "FINISHED"
     assert run.data.params["DATALOADER.BSZ"] == "16"
     assert "val/fake/top1" in run.data.metrics
+    written = {f"val/{name}/loss" for name in ("pets", "a.csv", "b.csv", "c.csv")}
+    assert written <= run.data.metrics.keys()
 
 
 @pytest.mark.long

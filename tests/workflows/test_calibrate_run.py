@@ -7,7 +7,7 @@ import pytest
 
 import vil as package
 from tests.common.small_runs import checkpoint, results, succeeds, vil
-from vil.workflows.calibration import read
+from vil.workflows.calibration import find_checkpoint, read
 
 
 @pytest.fixture
@@ -53,6 +53,14 @@ def test_the_calibration_of_another_checkpoint_is_not_used(run):
     ended = vil("evaluate", "--run", run)
     assert "calibration.json is not used: it belongs to checkpoint step-00000001" in ended.err
     assert package.load_for_inference(run).task.target.temperature is None
+
+
+def test_the_calibration_of_an_average_is_not_used_for_the_weights_beside_it(run):
+    best = checkpoint(run, "best")
+    shutil.copy(best / "model.safetensors", best / "ema.safetensors")
+    for file, is_used in (("ema.safetensors", True), ("model.safetensors", False)):
+        found = find_checkpoint(str(best / file), "", "keep")
+        assert (found is not None) == is_used
 
 
 @pytest.mark.parametrize("name", ["convert", pytest.param("export", marks=pytest.mark.long)])

@@ -138,6 +138,25 @@ def test_in_a_thread(tmp_path):
     assert results[0].status == "finished"
 
 
+def test_one_training_at_a_time_in_a_process(tmp_path):
+    """Two would draw from the same random generators."""
+
+    def train_another(evaluation):
+        with pytest.raises(vil.errors.ConfigError, match="another training runs in this process"):
+            vil.train(None, TINY, output_dir=tmp_path / "another")
+
+    vil.train(None, TINY, output_dir=tmp_path / "run", on_evaluation=train_another)
+    assert not (tmp_path / "another").exists()
+
+
+def test_a_result_does_not_depend_on_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = vil.train(None, [*TINY, "OPTIM.EPOCHS=1"], output_dir="run")
+    monkeypatch.chdir("/")
+    assert result.best_checkpoint.is_dir()
+    assert result.history()[-1]["step"] == result.step
+
+
 def test_ctrl_c_saves_and_returns(tmp_path, monkeypatch):
     """In a notebook: the state is there, and the run can be resumed."""
     from vil.engine import loop

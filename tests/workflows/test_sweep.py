@@ -227,6 +227,8 @@ def test_a_contradicting_base_is_refused_with_its_key():
     for words in (["SEED=[2]", "OPTIM.EPOCHS=5"], ["SEED=[0]", "OPTIM.EPOCHS=5"]):
         with pytest.raises(ConfigError, match="OPTIM.EPOCHS is 2 in the sweep in s, and cannot"):
             planned(*words)
+    with pytest.raises(ConfigError, match="OPTIM.EPOCHS is 2 in the sweep in s, and cannot"):
+        planned("OPTIM.LR=[0.5]", "OPTIM.EPOCHS=5")  # of another group
     remember(variants={"a": {}})
     with pytest.raises(ConfigError, match="SEED is 0 in the sweep in s"):
         planned("SEED=1", variants={"a": {}})

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from posixpath import normpath
 from typing import Any, Protocol
 
 from vil.utils.atomic_write import replace_text
@@ -91,7 +92,10 @@ class MLflow:
 
     def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
         named = {f"{split}/{name}": x for name, x in metrics.items() if math.isfinite(x)}
-        named = {NOT_IN_NAMES.sub("_", name): x for name, x in named.items()}
+        # MLflow drops a metric whose name is not a normalized path, such as val/pets//loss
+        named = {
+            normpath(NOT_IN_NAMES.sub("_", name).replace("../", "")): x for name, x in named.items()
+        }
         # training must not wait for a server
         self.mlflow.log_metrics(named, step=step, run_id=self.run_id, synchronous=False)
 

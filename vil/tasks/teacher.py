@@ -1,5 +1,6 @@
 """Build the teacher of a config, a network whose features or outputs another one learns."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from vil.config import get_config, override
+from vil.config.defaults import KEYS
 from vil.data.classes import read_class_names
 from vil.integrations.build import build_network
 from vil.integrations.external_models import PREFIX, build_external, preprocessing
@@ -24,6 +26,8 @@ from vil.tasks.distillation.teacher import Source, Teacher
 from vil.tasks.weight_files import find_weights
 from vil.utils.downloads import root_cause
 from vil.utils.errors import CheckpointError, ConfigError, as_config_error, one_line
+
+log = logging.getLogger(__name__)
 
 NORMALIZATION = {
     "INPUT.MEAN": IMAGENET_DEFAULT_MEAN,
@@ -110,7 +114,7 @@ def _find(cfg: CfgNode, num_outputs: int, networks: Mapping[str, BuildNetwork]) 
     is_timm = given.startswith(PREFIX)
     path = None if is_timm else find_weights(given, cfg.DATA.DATA_DIR)
     if path and (run := find_run(path)):
-        return _run_source(cfg, run, path, networks)
+        return _run_source(cfg, run, path, num_outputs, networks)
     if networks is not IMAGE_NETWORKS:
         raise ConfigError(
             f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} cannot teach TASK {cfg.TASK}: name the folder "
@@ -118,7 +122,7 @@ def _find(cfg: CfgNode, num_outputs: int, networks: Mapping[str, BuildNetwork]) 
         )
     if path is None:
         return _timm_source(cfg, given, weights, num_outputs)
-    return _file_source(cfg, path)
+    return _file_source(cfg, path, num_outputs)
 
 
 def _timm_source(cfg: CfgNode, arch: str, weights: str, num_outputs: int) -> Source:
@@ -162,8 +166,27 @@ def _timm_source(cfg: CfgNode, arch: str, weights: str, num_outputs: int) -> Sou
     return Source(build, side, mean, std, num_outputs)
 
 
+def _check_training(
+    cfg: CfgNode, num_outputs: int, task: str, value_range: Sequence[float] | None
+) -> None:
+    """Compare the training of a teacher with the config: its task, if the student learns its
+    outputs, and its DATA.VALUE_RANGE, None if unknown. Raises ConfigError for outputs of another
+    task, such as logits of a softmax for labels, and warns of another range."""
+    if num_outputs and task not in (cfg.TASK, *WITHOUT_HEAD):
+        raise ConfigError(
+            f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} was trained for TASK {task}, and its outputs "
+            f"mean something else than those of TASK {cfg.TASK}: use a teacher of the same task"
+        )
+    if value_range is not None and list(value_range) != list(cfg.DATA.VALUE_RANGE):
+        log.warning(
+            "the teacher %s was trained with DATA.VALUE_RANGE %s, but sees images with %s: its "
+            "outputs are wrong for images of more than 8 bits",
+            cfg.DISTILL.TEACHER, list(value_range), list(cfg.DATA.VALUE_RANGE),
+        )  # fmt: skip
+
+
 def _run_source(
-    cfg: CfgNode, run: Path, path: Path, networks: Mapping[str, BuildNetwork]
+    cfg: CfgNode, run: Path, path: Path, num_outputs: int, networks: Mapping[str, BuildNetwork]
 ) -> Source:
     """Describe the network of a run. path: a checkpoint of it."""
     saved = get_config(run / "config.yaml")
@@ -172,6 +195,7 @@ def _run_source(
             f"DISTILL.TEACHER {cfg.DISTILL.TEACHER} is a run of TASK {saved.TASK}: use one of "
             f"{', '.join(networks)}"
         )
+    _check_training(cfg, num_outputs, saved.TASK, saved.DATA.VALUE_RANGE)
     count = 0 if saved.TASK in WITHOUT_HEAD else saved.DATA.NUM_CLASSES
     names = read_class_names(run / "classes.txt") if count else []
 
@@ -187,7 +211,7 @@ def _run_source(
     return Source(build, own.IMAGE_SIZE, mean, std, count, names)
 
 
-def _file_source(cfg: CfgNode, path: Path) -> Source:
+def _file_source(cfg: CfgNode, path: Path, num_outputs: int) -> Source:
     """Describe the network of a weight file with a model card."""
     card = read_metadata(path)
     if card is None:
@@ -206,6 +230,8 @@ def _file_source(cfg: CfgNode, path: Path) -> Source:
 
     transform, sides = card["transform"] or {}, card["model"]["img_size"]
     channels, count = card["model"]["in_chans"], card["model"]["num_classes"]
+    task = (card.get("task") or {"name": KEYS["TASK"].default})["name"]
+    _check_training(cfg, num_outputs, task, transform.get("value_range"))
     mean = per_channel(transform.get("mean", cfg.INPUT.MEAN), channels)
     std = per_channel(transform.get("std", cfg.INPUT.STD), channels)
     side = sides if isinstance(sides, int) else max(sides)

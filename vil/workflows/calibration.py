@@ -46,8 +46,9 @@ def find_checkpoint(weights: str, data_dir: str, head: str) -> RunCheckpoint | N
     """Return the checkpoint of a run that a path points to.
 
     weights: the path, which may be relative to `data_dir`: the folder of a run (for its best
-    checkpoint), the folder of a checkpoint, or a file in one. Returns None for any other path, and
-    if `head`, the value of FINETUNE.HEAD, changes the head.
+    checkpoint), the folder of a checkpoint, or the file in one whose weights are used. Returns None
+    for any other path, such as weights beside their average, and if `head`, the value of
+    FINETUNE.HEAD, changes the head.
     """
     if not weights or head != "keep":
         return None
@@ -55,7 +56,8 @@ def find_checkpoint(weights: str, data_dir: str, head: str) -> RunCheckpoint | N
     path = Path(os.path.abspath(path))
     for folder in (path, path.parent):
         if is_name(folder.name) and folder.parent.name == "checkpoints":
-            return RunCheckpoint(folder.parent.parent, folder.name)
+            is_used = path == folder or path == find_weights(folder)
+            return RunCheckpoint(folder.parent.parent, folder.name) if is_used else None
     return None
 
 

@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 
 from vil.config.defaults import KEYS, leaves
 from vil.export.trace import find_msvit
-from vil.pretrained.catalog import get_weight
+from vil.pretrained.catalog import get_notes, get_weight
 from vil.pretrained.get_model import get_model
 from vil.pretrained.hub import CONFIG, WEIGHTS, save_pretrained
 from vil.pretrained.infer_arch import infer_arch
@@ -18,11 +18,12 @@ from vil.pretrained.model_card import build_from_card, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.tasks import TASKS, refuse_without, task_for
 from vil.tasks.image.build import card_transform
-from vil.tasks.weight_files import find_weights
+from vil.tasks.weight_files import find_weights, recorded_values
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file, refuse_run_files
 from vil.workflows.calibration import describe_unused
 from vil.workflows.configure import read_class_file
+from vil.workflows.source_weights import recorded_classes
 
 
 def convert(
@@ -67,6 +68,9 @@ def convert(
     known, state = read_metadata(path) or {}, read_weights(path)
     if cfg is None:
         model, lines = _build(model_name, str(source), known, state)
+        if model_name and "." in model_name:
+            notes = get_notes(get_weight(model_name))
+            known = notes | {key: value for key, value in known.items() if value}
     else:
         model, lines = find_msvit(task_for(cfg, torch.device("cpu")).build_model()), []
         if model is None:
@@ -82,14 +86,15 @@ def convert(
     report = load_weights(model, state, head=head, rule=rule or default, convert=True)
     lines.append(f"weights of {path}: {report}")
     lines += filter(None, [describe_unused(str(path), "", head)])
-    names = list(class_names) or select_classes(head, known.get("classes"))
+    names = list(class_names) or recorded_classes(path, head)
+    names = names or select_classes(head, known.get("classes"))
     has_head = isinstance(model.head, nn.Linear)
     if class_file:
         names = read_class_file(class_file, getattr(model.head, "out_features", 0))
     notes = {
         "transform": card_transform(cfg) if cfg else known.get("transform"),
         "classes": names if has_head else None,
-        "task": describe_task(cfg) if cfg and has_head else known.get("task"),
+        "task": describe_task(cfg, path, head) if cfg and has_head else known.get("task"),
     }
     if target.suffix == ".safetensors":
         write_weights(target, model.state_dict(), make_model_card(model, **notes, source=path))
@@ -98,14 +103,24 @@ def convert(
     return lines
 
 
-def describe_task(cfg: CfgNode) -> dict | None:
+def describe_task(cfg: CfgNode, weights: Path, head: str) -> dict | None:
     """Return the task of a config for a model card, see `make_model_card`, with the values that
-    training determined. Returns None for classification, the default of TASK."""
+    training determined. They are those recorded with the weights, in the order of the head, and
+    otherwise those of the config. Returns None for classification, the default of TASK.
+
+    head: value of FINETUNE.HEAD. Raises ConfigError if the values are not known.
+    """
     default = KEYS["TASK"].default
     if default == cfg.TASK:
         return None
     values, learned = leaves(cfg), TASKS.entry(cfg.TASK).load().learned_keys
-    return {"name": cfg.TASK, "settings": {key: list(values[key]) for key in learned}}
+    recorded = recorded_values(weights, learned)
+    settings = {
+        key: select_classes(head, recorded.get(key)) or list(values[key]) for key in learned
+    }
+    if unknown := [key for key, value in settings.items() if not value]:
+        raise ConfigError(f"{unknown[0]} is not recorded with {weights}: set it as in training")
+    return {"name": cfg.TASK, "settings": settings}
 
 
 def check_folder(target: Path, source: Path) -> None:

@@ -6,8 +6,8 @@ from vil.data.classes import match_classes
 from vil.data.dataset import fingerprint
 from vil.engine.checkpoint.save_load import STATE, read_state
 from vil.tasks.base import Task
+from vil.tasks.weight_files import find_weights
 from vil.utils.errors import DataError
-from vil.workflows.calibration import find_checkpoint
 
 
 def check_held_out(cfg: CfgNode, task: Task) -> None:
@@ -19,14 +19,14 @@ def check_held_out(cfg: CfgNode, task: Task) -> None:
     Nothing is checked if RUN.ALLOW_CHANGES is set, or if the weights are not a run's checkpoint or
     were trained on another set. task: of the config, with the class names of the model.
     """
-    checkpoint = find_checkpoint(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR, "keep")
-    if checkpoint is None or cfg.RUN.ALLOW_CHANGES or not task.has_splits:
+    if not cfg.MODEL.MODEL_PATH or cfg.RUN.ALLOW_CHANGES or not task.has_splits:
         return
-    file = checkpoint.run / "checkpoints" / checkpoint.name / STATE
-    if not (task.settings.divided and task.supports("open_train_set") and file.is_file()):
+    if not (task.settings.divided and task.supports("open_train_set")):
         return
-    saved = read_state(file)[0]
-    if saved.fixed.get("DATA.TRAIN", "") != repr(cfg.DATA.TRAIN):
+    path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
+    folder = path if path.is_dir() else path.parent  # of a checkpoint, or any other
+    saved = read_state(folder / STATE)[0] if (folder / STATE).is_file() else None
+    if saved is None or saved.fixed.get("DATA.TRAIN", "") != repr(cfg.DATA.TRAIN):
         return
     dataset, settings = task.open_train_set(), task.settings
     if task.class_names and not settings.targetmap:
@@ -35,8 +35,8 @@ def check_held_out(cfg: CfgNode, task: Task) -> None:
     if not fingerprint(dataset).startswith(saved.data):
         count = saved.data.partition(" ")[0]
         raise DataError(
-            f"{checkpoint.run} was trained on other images than the division leaves for training "
-            f"now ({count} then, {len(dataset)} now), so some of those to evaluate were trained "
-            "on: restore the images and the keys of the section DATA, or set RUN.ALLOW_CHANGES to "
-            "True to evaluate nevertheless"
+            f"{folder.parents[1]} was trained on other images than the division leaves for "
+            f"training now ({count} then, {len(dataset)} now), so some of those to evaluate were "
+            "trained on: restore the images and the keys of the section DATA, or set "
+            "RUN.ALLOW_CHANGES to True to evaluate nevertheless"
         )

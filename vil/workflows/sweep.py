@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -276,8 +276,11 @@ def plan_runs(folder: Path, grid: Grid, imports: Sequence[str]) -> list[SweepRun
             f"{folder} has {plural(len(known), 'run') if known else 'no runs yet'}, and there is "
             'nothing to sweep over: give "KEY=[a, b]" or --grid FILE'
         )
+    shared = _find_shared(known, grid.fixed)
     for run, other in itertools.product(planned, known):
-        changed = diff(other.cfg, run.cfg) if run.group == other.group else {}
+        changed = diff(other.cfg, run.cfg)
+        if run.group != other.group:  # it may differ in what the groups differ in
+            changed = {key: values for key, values in changed.items() if key in shared}
         for key, (was, wanted) in changed.items():
             if key not in LOCAL and (key not in REPEATED or run.name == other.name):
                 raise ConfigError(
@@ -286,6 +289,12 @@ def plan_runs(folder: Path, grid: Grid, imports: Sequence[str]) -> list[SweepRun
                     f"{key}=[...]"
                 )
     return list({run.name: run for run in (*known, *planned)}.values())
+
+
+def _find_shared(runs: Sequence[SweepRun], keys: Collection[str]) -> set[str]:
+    """Return those of `keys` that have one value in all runs."""
+    values = [leaves(run.cfg) for run in runs]
+    return {key for key in keys if len({repr(each[key]) for each in values}) == 1}
 
 
 def expand(folder: Path, grid: Grid, imports: Sequence[str]) -> list[SweepRun]:

@@ -2,6 +2,7 @@
 
 import logging
 import shlex
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ from vil.workflows.source_weights import order_of_head, warn_other_normalization
 POSITION = ("step", "epoch", "split", "wall")  # keys in metrics.jsonl that are no metrics
 
 log = logging.getLogger(__name__)
+running = threading.Lock()  # held while this process trains
 
 
 @dataclass
@@ -194,6 +196,12 @@ def train_config(
     with ExitStack() as stack:
         enter = stack.enter_context
         # the process
+        if not running.acquire(blocking=False):
+            raise ConfigError(
+                "another training runs in this process, and both would draw from the same random "
+                "generators: wait for it, or use processes (vil sweep)"
+            )
+        stack.callback(running.release)
         enter(preserve_global_state())
         device = configure_device(cfg)
         dist = enter(process_group(cfg.DISTRIBUTED_BACKEND, device))
@@ -350,7 +358,7 @@ def train_config(
             run.ended_by = stop
         return TrainResult(
             status=status,
-            run_dir=folder,
+            run_dir=folder.absolute(),
             step=state.step,
             best=state.best,
             best_step=state.best_step,

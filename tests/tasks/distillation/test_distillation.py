@@ -27,6 +27,7 @@ from vil.tasks.distillation.cache import OutputCache
 from vil.tasks.distillation.outputs import OutputDistillation
 from vil.tasks.distillation.target import Features
 from vil.tasks.distillation.teacher import Source, Teacher
+from vil.tasks.teacher import build_teacher
 from vil.tasks.weight_files import find_weights
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.extras import is_installed
@@ -374,9 +375,34 @@ def test_a_run_with_labels_learns_its_teacher_too(trained, tmp_path):
     ended = command("train", *CLASSIFIER, *other, "--output_dir", tmp_path / "other")
     assert ended.code == 2
     assert "has other outputs than the training set" in ended.err
-    labels = [f"DISTILL.TEACHER={trained}", "DISTILL.SHARE=1", "OPTIM.LR=0.03"]
-    lines = metrics(train(tmp_path / "l", *labels, of=SMALL_TASKS["multilabel"]).run_dir, "train")
+    of = SMALL_TASKS["multilabel"]
+    labels = ["DISTILL.SHARE=1", "OPTIM.LR=0.03"]
+    with pytest.raises(ConfigError, match="trained for TASK classification, and its outputs mean"):
+        train(tmp_path / "refused", f"DISTILL.TEACHER={trained}", *labels, of=of)
+    teacher = train(tmp_path / "teacher", of=of).run_dir
+    run = train(tmp_path / "l", f"DISTILL.TEACHER={teacher}", *labels, "SEED=1", of=of)
+    lines = metrics(run.run_dir, "train")
     assert lines[-1]["teacher"] < lines[0]["teacher"]
+
+
+def test_a_teacher_of_another_range_of_values_is_named(trained, tmp_path, caplog):
+    cfg = make_config(None, [*CLASSIFIER, f"DISTILL.TEACHER={trained}", "DATA.VALUE_RANGE=[0,99]"])
+    assert build_teacher(cfg, torch.device("cpu"), cfg.DATA.NUM_CLASSES).source
+    assert "was trained with DATA.VALUE_RANGE [], but sees images with [0.0, 99.0]" in caplog.text
+
+
+def test_the_cache_is_of_one_network(trained, tmp_path):
+    """The same weights in networks that compute other outputs."""
+    words = [*CLASSIFIER, f"DISTILL.TEACHER={trained}", f"DISTILL.CACHE={tmp_path}"]
+    cfg = make_config(None, words)
+    for epsilon in (1e-6, 1e-2):
+        teacher = build_teacher(cfg, torch.device("cpu"), cfg.DATA.NUM_CLASSES)
+        for module in teacher.network.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.eps = epsilon
+        teacher._datasets[""] = Fake(None, "train", n=4, size=32)
+        teacher._open_cache("", "outputs", 4)
+    assert len(list(tmp_path.glob("*.sums.npy"))) == 2
 
 
 def test_numbers_are_compared_in_the_scale_of_the_student(tmp_path):

@@ -230,6 +230,7 @@ class Teacher:
         source = self.source
         described = [kind, precision, self.cache_key, str(self.image_size), fingerprint(dataset)]
         described += [str(list(source.mean)), str(list(source.std))]
+        described += [str(self.network), str(getattr(self.network, "settings", ""))]
         for text in [*described, *image_digests(dataset)]:
             digest.update(text.encode() + b"\0")
         for key, value in sorted(self.network.state_dict().items()):

@@ -59,6 +59,11 @@ AUGMENTATION = ("AUG.SCALE", "AUG.RATIO", "AUG.TRANSFORM", "AUG.TIMM_AUG", *RGB_
 # Keys in AUG.TIMM_AUG that set arguments of `train_transform`.
 FLIPS = ("HFLIP", "VFLIP")  # of AUG.TIMM_AUG, for both transforms
 TIMM_KEYS = ("COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT", "AUTO_AUGMENT")
+# keys that need AUG.MIXUP_PROB
+MIXUP = (
+    *("AUG.MIXUP", "AUG.MIXCUT", "AUG.MIXCUT_MINMAX"),
+    *("AUG.MIXUP_MODE", "AUG.MIXUP_SWITCH_PROB"),
+)
 SYNTHETIC = "fake"  # dataset for `ConfiguredTask.synthetic`
 # {`ImageDataset.target_type`: description of the targets in messages}
 TARGETS = {"class": "one class", "labels": "a set of labels", "numbers": "numbers"}
@@ -86,6 +91,8 @@ class ConfiguredTask(ImageTask):
             raise ConfigError(
                 f"TASK {cfg.TASK} does not support mixup and cutmix: set AUG.MIXUP_PROB to 0"
             )
+        if not self.has_mixup:
+            warn_unused(cfg, f"TASK is {cfg.TASK}", MIXUP)
         # with "auto", the task is used only to open datasets
         num_outputs = 1 if cfg.DATA.NUM_CLASSES == "auto" else cfg.DATA.NUM_CLASSES
         values = leaves(cfg)
@@ -399,8 +406,7 @@ def build_mix(cfg: CfgNode) -> Mix | None:
     """Build the function that applies mixup or cutmix to a batch; None if AUG.MIXUP_PROB is 0."""
     aug = cfg.AUG
     if aug.MIXUP_PROB <= 0:
-        names = ("AUG.MIXUP", "AUG.MIXCUT", "AUG.MIXCUT_MINMAX")
-        warn_unused(cfg, "AUG.MIXUP_PROB is 0", names)
+        warn_unused(cfg, "AUG.MIXUP_PROB is 0", MIXUP)
         return None
     mixup = dict(mixup_alpha=aug.MIXUP, prob=aug.MIXUP_PROB, mode=aug.MIXUP_MODE)
     cutmix = dict(cutmix_alpha=aug.MIXCUT, cutmix_minmax=tuple(aug.MIXCUT_MINMAX) or None)
