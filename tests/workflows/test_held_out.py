@@ -57,3 +57,19 @@ def test_a_set_that_was_not_trained_on_is_not_compared(runs):
     draw_pictures(runs, {"other/val/cat": 2, "other/val/dog": 1, "other/train/cat": 1})
     draw_pictures(runs / "other/train", {"dog": 1})
     assert evaluate(runs / "fold0", f"DATA.PATH={runs / 'other'}", "DATA.FOLDS=0") == 3
+
+
+def test_sets_that_are_not_divided_need_no_training_images(runs):
+    """The validation images are held out, the test images are another set."""
+    draw_pictures(runs, {"own/cat": 4, "own/dog": 4})
+    own = ["DATA.VAL=[folder]", "DATA.VAL_FRACTION=0.25", "DATA.TEST=[table]"]
+    table = "\n".join(["path,label", *(f"{c}/{i}.png,{c}" for c in ("cat", "dog") for i in (0, 1))])
+    (runs / "own/labels.csv").write_text(table)
+    vil.train(None, [*WORDS, *own], output_dir=runs / "run", data=runs / "own")
+    shutil.move(runs / "own", runs / "moved")
+    for name in ("labels.csv", "cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png"):
+        (runs / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(runs / "moved" / name, runs / "own" / name)
+    assert vil.evaluate(runs / "run")["table"]["count"] == 4
+    with pytest.raises(DataError, match=OTHERS):
+        vil.evaluate(runs / "run", part="val")

@@ -118,7 +118,7 @@ def evaluate_config(
         with process_group(cfg.DISTRIBUTED_BACKEND, device) as dist, worker_errors():
             loaded = load_for_evaluation(cfg, device, dist, class_names, calibrated=not calibrate)
             task, model = loaded.task, loaded.model
-            check_held_out(cfg, task)
+            check_held_out(cfg, task, part, *(["val"] if calibrate else []))
             calibration = [loaded.calibration] if loaded.calibration else []
             if calibrate:
                 calibration = calibrate_checkpoint(checkpoint, task, model, dist)

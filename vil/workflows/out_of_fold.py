@@ -81,7 +81,7 @@ def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None)
             )
         task = task_for(cfg, torch.device("cpu"))
         task.class_names = list(class_names)
-        check_held_out(cfg, task)
+        check_held_out(cfg, task, "test")
         held_out = {name: each for name, each in open_test_sets(task).items() if name in names}
         if not held_out:
             raise ConfigError(

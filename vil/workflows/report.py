@@ -145,7 +145,7 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
     with worker_errors():
         inference = load_model(cfg, class_names)
         log.info("%s", inference.report)
-        check_held_out(cfg, inference.task)
+        check_held_out(cfg, inference.task, "val")
         inference.task.test_loaders(DistInfo())
         name = f"{checkpoint} checkpoint, step {step:,}"
         return inference.task.report(inference.model, inference.classes, name)
