@@ -138,14 +138,22 @@ def test_in_a_thread(tmp_path):
     assert results[0].status == "finished"
 
 
-def test_one_training_at_a_time_in_a_process(tmp_path):
+def test_one_thread_at_a_time_trains(tmp_path):
     """Two would draw from the same random generators."""
+    refused = []
 
-    def train_another(evaluation):
-        with pytest.raises(vil.errors.ConfigError, match="another training runs in this process"):
+    def train_another():
+        with pytest.raises(vil.errors.ConfigError, match="another thread of this process trains"):
             vil.train(None, TINY, output_dir=tmp_path / "another")
+        refused.append(True)
 
-    vil.train(None, TINY, output_dir=tmp_path / "run", on_evaluation=train_another)
+    def evaluated(evaluation):
+        thread = threading.Thread(target=train_another)
+        thread.start()
+        thread.join()
+
+    vil.train(None, TINY, output_dir=tmp_path / "run", on_evaluation=evaluated)
+    assert refused
     assert not (tmp_path / "another").exists()
 
 

@@ -77,7 +77,7 @@ from vil.workflows.source_weights import order_of_head, warn_other_normalization
 POSITION = ("step", "epoch", "split", "wall")  # keys in metrics.jsonl that are no metrics
 
 log = logging.getLogger(__name__)
-running = threading.Lock()  # held while this process trains
+running = threading.RLock()  # held by the thread that trains
 
 
 @dataclass
@@ -198,7 +198,7 @@ def train_config(
         # the process
         if not running.acquire(blocking=False):
             raise ConfigError(
-                "another training runs in this process, and both would draw from the same random "
+                "another thread of this process trains, and both would draw from the same random "
                 "generators: wait for it, or use processes (vil sweep)"
             )
         stack.callback(running.release)
