@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,19 @@ def test_the_worst_images_are_drawn_and_every_class_is_a_line_if_requested(run):
 
 
 # Prediction
+
+
+def test_the_score_of_a_run_or_a_config_is_used(run, photos, tmp_path):
+    """Without one, people see detections of 0.5 or more. Results to evaluate have all of them."""
+    image = next(photos.iterdir())
+    copy = shutil.copytree(run, tmp_path / "run")
+    text = (copy / "config.yaml").read_text()
+    every = [each["score"] for each in predicted(run, image, "--score", "0")[0]["objects"]]
+    score = sorted(every)[-2] + 1e-4
+    (copy / "config.yaml").write_text(re.sub(r"SCORE: .*", f"SCORE: {score}", text))
+    assert len(predicted(copy, image)[0]["objects"]) == 1 < len(every)
+    words = ("predict", "--run", copy, image, "--format", "coco")
+    assert vil(*words).out == vil(*words, "--score", score).out != vil(*words, "--score", "0").out
 
 
 @pytest.mark.usefixtures("evaluated")

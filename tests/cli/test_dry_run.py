@@ -15,6 +15,15 @@ from tests.common.small_runs import (
     vil,
 )
 from vil.config import get_config
+from vil.tasks.base import Task
+from vil.tasks.image.build import ConfiguredTask
+
+
+def test_a_task_without_synthetic_images_has_no_dry_run(monkeypatch):
+    monkeypatch.setattr(ConfiguredTask, "synthetic", Task.synthetic)
+    ended = vil("train", *TINY, "--dry-run")
+    assert ended.code == 2
+    assert "--dry-run trains on images of its method synthetic, which it does not" in ended.err
 
 
 def test_a_dry_run_fails_on_data_that_are_missing_or_wrong():

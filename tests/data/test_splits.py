@@ -66,6 +66,15 @@ def test_numbers_are_spread_over_the_parts():
         assert held_out.max() <= 24
 
 
+def test_large_numbers_are_spread_over_the_parts():
+    """Such as times in seconds, which float32 rounds to multiples of 128."""
+    numbers = np.arange(100.0)[:, None]
+    parts = [
+        assign_parts(numbers + offset, [0.8, 0.2], target_type="numbers") for offset in (0, 1.7e9)
+    ]
+    assert np.array_equal(*parts)
+
+
 @pytest.mark.parametrize("count", [2, 3, 5, 10, 20, 24, 45])
 def test_no_part_of_few_numbers_is_empty(count):
     numbers = np.arange(count, dtype=np.float32)[:, None]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from vil.engine.nonfinite import update
 from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
 
 pytestmark = pytest.mark.smoke
@@ -66,6 +67,18 @@ def test_betas_and_eps_are_used(name):
     gradients = [1.0, -0.2, 0.4]
     expected = adam_by_hand(gradients, **settings)
     assert descend(name, gradients, **settings) == pytest.approx(expected)
+
+
+def test_a_skipped_first_step_leaves_no_momentum():
+    """torch's fused SGD allocates it in the first step, and would not write to it."""
+    weight = torch.nn.Parameter(torch.ones(1000))
+    optimizer = build_optimizer("sgd", [{"params": [("w", weight)]}], lr=0.1, momentum=0.9)
+    for found, expected in ((1.0, 1.0), (0.0, 0.9), (0.0, 0.71)):
+        weight.grad = torch.ones(1000)
+        update(optimizer, torch.tensor(found))
+        torch.testing.assert_close(weight.detach(), torch.full((1000,), expected))
+        if found:
+            assert not optimizer.state[weight]["momentum_buffer"].any()
 
 
 def test_unknown_names_and_frozen_models_are_rejected():

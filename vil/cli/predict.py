@@ -36,9 +36,11 @@ Formats for a classifier: json is an array of {file, classes: [{class, index, pr
 has the columns file, rank, class, index, probability and error; with --sample or --out-of-fold, the
 column target has the true class. probabilities is a CSV with one line per image. Its columns are
 file, one column for each class, target (if known) and error. Formats for a detector: text and json
-have boxes as x1 y1 x2 y2 in pixels. coco is COCO's results format, with the ids of the annotation
-file of DATA.TEST or DATA.VAL, if it lists all images. Otherwise, it is one file in COCO's
-annotation format, with masks and scores. Formats for a segmentation model: text and json have the
+have boxes as x1 y1 x2 y2 in pixels, with a score of at least 0.5 unless --score or the config's
+DETECTION.TEST.SCORE is another than the default. coco is COCO's results format, with the ids of the
+annotation file of DATA.TEST or DATA.VAL, if it lists all images. Otherwise, it is one file in
+COCO's annotation format, with masks and scores. coco and --out-of-fold have all detections that
+DETECTION.TEST.SCORE keeps. Formats for a segmentation model: text and json have the
 classes of each image and their shares of its pixels, the largest first.
 
 --tta (test-time augmentation) averages the probabilities of several views of each image. hflip uses
@@ -91,6 +93,7 @@ from vil.cli.stream_arguments import (
     stream_arguments,
 )
 from vil.config import override
+from vil.config.defaults import KEYS, leaves
 from vil.config.key_lookup import is_known
 from vil.config.registries import registry
 from vil.utils.atomic_write import ESCAPED_TEXT
@@ -376,7 +379,14 @@ def config_for_task(args: argparse.Namespace) -> ConfigWithClasses:
             raise ConfigError(
                 f"the model of this config is a {noun}, which does not support --{flag}"
             )
-    defaults = [f"{key}={value}" for key, value in entry.facts.get("defaults", {}).items()]
+    # for people; results to evaluate have all detections
+    is_shown = args.format != "coco" and not args.out_of_fold
+    values = leaves(cfg)
+    defaults = [
+        f"{key}={value}"
+        for key, value in entry.facts.get("defaults", {}).items()
+        if is_shown and values[key] == KEYS[key].default
+    ]
     if defaults or given:
         args.opts = [*defaults, *(args.opts or ()), *(f"{own[f]}={v}" for f, v in given.items())]
         found = with_weights(args)

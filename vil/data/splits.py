@@ -74,7 +74,7 @@ def sample_labels(
         samples, labels = np.nonzero(targets)
         return samples, labels
     columns = []
-    for number, values in enumerate(np.asarray(targets, np.float32).T):
+    for number, values in enumerate(np.asarray(targets, np.float64).T):
         # equal values have the same rank, so they are in the same bin
         ranks = np.searchsorted(np.sort(values, kind="stable"), values)
         columns.append(number * num_bins + ranks * num_bins // count)

@@ -69,7 +69,14 @@ def adam(groups: list[dict], s: Settings) -> Optimizer:
 
 
 def sgd(groups: list[dict], s: Settings) -> Optimizer:
-    return torch.optim.SGD(groups, lr=s.lr, momentum=s.momentum, fused=s.fused and not s.sharded)
+    """Build SGD. Its momentum begins with zeros, which is the same with dampening 0: in a first
+    step that is skipped, torch's fused kernel would leave memory uninitialized there."""
+    fused = s.fused and not s.sharded
+    optimizer = torch.optim.SGD(groups, lr=s.lr, momentum=s.momentum, fused=fused)
+    for group in optimizer.param_groups if fused and s.momentum else ():
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def qhm(groups: list[dict], s: Settings) -> Optimizer:

@@ -21,7 +21,7 @@ from vil.config.yaml_source import from_mapping
 from vil.data.inspection import size_range
 from vil.engine.logger import memory_mb
 from vil.optim.build import warn_long_average
-from vil.tasks import task_for, with_num_classes
+from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.tasks.cost import num_params
 from vil.utils.console import printable
@@ -135,6 +135,8 @@ def dry_run(
                     f"{cfg.DATA.MAX_BAD_FRACTION} (DATA.MAX_BAD_FRACTION): repair or remove the "
                     "images that vil data check lists, or increase the fraction"
                 )
+        why = "--dry-run trains on images of its method synthetic, which it does not have"
+        refuse_without(cfg.TASK, "synthetic", why)
         num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
         with tempfile.TemporaryDirectory() as folder:
             changes = [f"OUTPUT_DIR={folder}", "RUN.MAX_BAD_STEPS=1"]  # a skipped step is no error

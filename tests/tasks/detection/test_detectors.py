@@ -155,8 +155,11 @@ def test_images_are_downscaled_without_aliasing():
     assert 0.03 < shrunk.std() < 0.08
 
 
-def test_anchors_are_torchvisions_where_its_strides_are_right():
+def test_anchors_are_torchvisions_where_its_strides_are_right(caplog):
     ours = Anchors((32, 64), 3, (0.5, 1.0, 2.0), (8, 16))
+    assert not caplog.text
+    Anchors((4, 64), 3, (0.5, 1.0, 2.0), (8, 16))
+    assert "of the 9 anchors of size 4, 6 are different" in caplog.text
     scales = [2 ** (i / 3) for i in range(3)]
     theirs = AnchorGenerator(
         tuple(tuple(side * scale for scale in scales) for side in (32, 64)),

@@ -478,3 +478,14 @@ def test_a_category_without_objects_costs_nothing(written, tmp_path):
     ended = run_vil("detect", "check", root)
     assert "no objects  animals: " in ended.out
     assert ended.code == 0
+
+
+def test_label_studio_names_its_images_from_the_root(tmp_path):
+    content = coco_content(scenes_of("train"))
+    save_images(tmp_path / "images", scenes_of("train"))
+    for row in content["images"]:
+        row["file_name"] = f"images/{row['file_name']}"
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    dataset = build_detection_set("folder", tmp_path, "train", None, masks=False)
+    assert len(dataset) == len(scenes_of("train"))
+    assert dataset.image(0).size

@@ -64,7 +64,12 @@ DECLARED = (
         "published retinanet.",
         at_least(1),
     ),
-    Key("RATIOS", [0.5, 1.0, 2.0], "Aspect ratios of anchors: height / width.", positive_numbers),
+    Key(
+        "RATIOS",
+        [0.5, 1.0, 2.0],
+        "Aspect ratios of anchors: height / width. Sides are rounded to even pixels.",
+        positive_numbers,
+    ),
     Section("DETECTION.RPN", "Region proposals of mask_rcnn and faster_rcnn."),
     Key("PRE_NMS_TRAIN", 2000, "Proposals per level before NMS in training.", at_least(1)),
     Key("PRE_NMS_TEST", 1000, "Proposals per level before NMS in evaluation.", at_least(1)),

@@ -22,7 +22,7 @@ import yaml
 from vil.data.classes import list_classes, normalize_name
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import UnreadableImage, read_size
-from vil.tasks.detection.data.coco_json import AnnotationSource
+from vil.tasks.detection.data.coco_json import AnnotationSource, read_tables
 from vil.utils.console import printable
 from vil.utils.errors import DataError
 from vil.utils.plural import plural
@@ -46,7 +46,8 @@ COCO_FILES = (
 )
 COCO_IMAGES = ("{}2017", "images/{}2017", "images/{}", "{}", "images")
 # of training images only
-SINGLE_FILES = ("_annotations.coco.json", "annotations.json", "result.json")
+LABEL_STUDIO = "result.json"  # beside the folder that its file names begin with
+SINGLE_FILES = ("_annotations.coco.json", "annotations.json", LABEL_STUDIO)
 VOC_FOLDERS = ("Annotations", "annotations")
 VOC_IMAGES = ("JPEGImages", "images", "Images")
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -119,6 +120,11 @@ def coco_images(root: Path, file: Path, name: str) -> Path:
     """Return the image folder of an annotation file. name: the split's name in the file's path."""
     if file.name == SINGLE_FILES[0]:
         return file.parent
+    if file.name == LABEL_STUDIO:
+        with suppress(DataError):  # which reading the annotations raises again
+            images = read_tables(file)["images"]
+            if images and (root / images[0]["file_name"]).is_file():
+                return root
     folders = (root / pattern.format(name) for pattern in COCO_IMAGES)
     return next(filter(Path.is_dir, folders), root)
 

@@ -5,6 +5,7 @@ Sources: Faster R-CNN, arXiv:1506.01497; Mask R-CNN, arXiv:1703.06870; Focal Los
 version v2 of the heads, arXiv:2111.11429.
 """
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,8 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, TwoMLPH
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import MultiScaleRoIAlign, box_area
+
+logger = logging.getLogger(__name__)
 
 POOLED, MASK_POOLED = 7, 14  # output size of RoI pooling for boxes, for masks
 PER_GROUP = 8  # channels per group of RetinaNet's v2 GroupNorm, as published: 256 in 32 groups
@@ -33,7 +36,8 @@ class Anchors(AnchorGenerator):
     Args:
         sides: side in pixels of the smallest square anchor of each level, finest level first.
         octaves: number of anchor sizes per level, side * 2^(i / octaves) for i = 0 .. octaves - 1.
-        ratios: aspect ratios height / width of the anchors.
+        ratios: aspect ratios height / width of the anchors. Their sides are rounded to even pixels,
+            as in torchvision. A warning is logged if some anchors are then the same, or empty.
         strides: stride of each level in pixels.
 
     Raises ValueError unless there is one side per stride.
@@ -53,6 +57,12 @@ class Anchors(AnchorGenerator):
             (tuple(ratios),) * len(sides),
         )
         self.strides = list(strides)
+        for side, anchors in zip(sides, self.cell_anchors):
+            kept = anchors[(anchors[:, 2:] > anchors[:, :2]).all(1)].unique(dim=0)
+            if len(kept) < len(anchors):
+                text = "DETECTION.ANCHORS: of the %d anchors of size %g, %d are different, because "
+                text += "sides are rounded to even pixels: set a larger size or fewer OCTAVES"
+                logger.warning(text, len(anchors), side, len(kept))
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
         """Return a list with the anchors of each image, (A, 4) float32, finest level first.
