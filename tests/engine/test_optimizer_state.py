@@ -152,7 +152,8 @@ def test_a_state_of_other_shapes_is_refused_before_it_is_loaded(tmp_path, name, 
     torch.save({**content, "optimizer": change(content["optimizer"])}, file)
     with pytest.raises(CheckpointError, match="state.pt (does not fit|cannot be read)"):
         load(file.parent, resumed)
-    assert not resumed.optimizer.state
+    states = resumed.optimizer.state.values()  # SGD has a momentum of zeros
+    assert not any(value.any() for state in states for value in state.values())
 
 
 @pytest.mark.trust(11)
